@@ -1,0 +1,71 @@
+"""Move data into and out of BigQuery from Dagster.
+
+The names below are the whole public surface. Each is loaded when it is first used, so that the
+lower floor (reading, writing, tables) can be used without importing Dagster.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_bq_connector.errors import (
+        ConnectorError as ConnectorError,
+    )
+    from dagster_bq_connector.errors import (
+        FailedRowsError as FailedRowsError,
+    )
+    from dagster_bq_connector.partitions import DailyTable as DailyTable
+    from dagster_bq_connector.resources import (
+        BigQueryReader as BigQueryReader,
+    )
+    from dagster_bq_connector.resources import (
+        BigQueryResource as BigQueryResource,
+    )
+    from dagster_bq_connector.table.options import (
+        RangePartitioning as RangePartitioning,
+    )
+    from dagster_bq_connector.table.options import (
+        TableOptions as TableOptions,
+    )
+    from dagster_bq_connector.table.options import (
+        TimePartitioning as TimePartitioning,
+    )
+    from dagster_bq_connector.table.ref import TableRef as TableRef
+    from dagster_bq_connector.writers import (
+        BigQueryWriter as BigQueryWriter,
+    )
+    from dagster_bq_connector.writers import (
+        DefaultStreamWriter as DefaultStreamWriter,
+    )
+    from dagster_bq_connector.writers import (
+        FileLoadsWriter as FileLoadsWriter,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BigQueryReader": "resources",
+    "BigQueryResource": "resources",
+    "BigQueryWriter": "writers",
+    "ConnectorError": "errors",
+    "DailyTable": "partitions",
+    "DefaultStreamWriter": "writers",
+    "FailedRowsError": "errors",
+    "FileLoadsWriter": "writers",
+    "RangePartitioning": "table.options",
+    "TableOptions": "table.options",
+    "TableRef": "table.ref",
+    "TimePartitioning": "table.options",
+}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # built from one list
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

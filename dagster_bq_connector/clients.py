@@ -1,0 +1,330 @@
+"""Endpoints and credentials become clients, opened on first use and shared in a process."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import google.auth
+import google.auth.credentials
+import google.auth.impersonated_credentials
+import google.auth.transport.grpc
+import google.auth.transport.requests
+import google.oauth2.service_account
+import grpc
+import requests.adapters
+from google.api_core import client_info
+from google.api_core.client_options import ClientOptions
+from google.auth.exceptions import DefaultCredentialsError
+from google.cloud import bigquery, bigquery_storage_v1, storage
+from google.cloud.bigquery_storage_v1.services.big_query_read.transports import (
+    BigQueryReadGrpcTransport,
+)
+
+from dagster_bq_connector.endpoints import Endpoint, Endpoints
+from dagster_bq_connector.errors import ConfigurationError
+
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+GOOGLE = "googleapis.com"
+AGENT = "dagster-bq-connector/0.1.0"
+HTTP_CONNECTIONS = 32
+# Pings keep a connection that only waits for acknowledgements alive through proxies; one a minute
+# is what Google's own Storage Write clients send.
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.primary_user_agent", AGENT),
+)
+
+T = TypeVar("T")
+_Config = TypeVar("_Config", bigquery.QueryJobConfig, bigquery.LoadJobConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who calls. Application Default Credentials when nothing is set.
+
+    Attributes:
+        service_account_json: A service account's key: its JSON, or that in base64.
+        impersonate: The service account to act as.
+        delegates: The chain of service accounts that leads to `impersonate`.
+        quota_project: The project that is charged for the calls' quota.
+        universe_domain: The cloud that is called, `googleapis.com` by default.
+        anonymous: Send no credentials. Emulators are called so without being asked.
+    """
+
+    service_account_json: str | None = field(default=None, repr=False)
+    impersonate: str | None = None
+    delegates: tuple[str, ...] = ()
+    quota_project: str | None = None
+    universe_domain: str = GOOGLE
+    anonymous: bool = False
+
+    @property
+    def given(self) -> bool:
+        """Whether somebody chose an identity, rather than the environment's default."""
+        return bool(self.service_account_json or self.impersonate)
+
+    def load(self) -> tuple[google.auth.credentials.Credentials, str | None]:
+        """The credentials object, and the project that they belong to when they name one.
+
+        Raises:
+            ConfigurationError: There are none, or they cannot be read.
+        """
+        if self.anonymous:
+            return google.auth.credentials.AnonymousCredentials(), None
+        source, project = self._source()
+        if self.impersonate:
+            source = google.auth.impersonated_credentials.Credentials(
+                source_credentials=source,
+                target_principal=self.impersonate,
+                delegates=list(self.delegates),
+                target_scopes=list(SCOPES),
+            )
+        if self.quota_project and isinstance(
+            source, google.auth.credentials.CredentialsWithQuotaProject
+        ):
+            source = source.with_quota_project(self.quota_project)
+        return source, project
+
+    def _source(self) -> tuple[google.auth.credentials.Credentials, str | None]:
+        if self.service_account_json:
+            info = _service_account_info(self.service_account_json)
+            try:
+                credentials = google.oauth2.service_account.Credentials.from_service_account_info(
+                    info, scopes=SCOPES
+                )
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"gcp_credentials is no service account key: {error}"
+                ) from error
+            return credentials, info.get("project_id")
+        try:
+            return google.auth.default(scopes=SCOPES)
+        except DefaultCredentialsError as error:
+            raise ConfigurationError(
+                "No Google credentials were found. Run `gcloud auth application-default login`, "
+                "set gcp_credentials on the resource, or point it at a local BigQuery "
+                "(python -m dagster_bq_connector.local)."
+            ) from error
+
+
+def _service_account_info(text: str) -> dict[str, Any]:
+    """The key's JSON. The text itself never enters an error message."""
+    try:
+        plain = text if text.lstrip().startswith("{") else base64.b64decode(text).decode()
+        info = json.loads(plain)
+    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
+        info = None
+    if not isinstance(info, dict):
+        raise ConfigurationError(
+            "gcp_credentials must hold a service account's JSON key, as it is or in base64."
+        )
+    return info
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefaults:
+    """What every query and load job gets unless it says otherwise.
+
+    Attributes:
+        priority: `INTERACTIVE` or `BATCH`, for query jobs.
+        reservation: `projects/P/locations/L/reservations/R` that runs the jobs.
+        maximum_bytes_billed: A query that would bill more bytes fails.
+        job_timeout_ms: Milliseconds after which BigQuery ends a job.
+        labels: Labels of every job, as (key, value) pairs.
+    """
+
+    priority: str | None = None
+    reservation: str | None = None
+    maximum_bytes_billed: int | None = None
+    job_timeout_ms: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def query_config(self) -> bigquery.QueryJobConfig:
+        """The defaults of query jobs."""
+        config = self._apply(bigquery.QueryJobConfig())
+        if self.priority:
+            config.priority = self.priority
+        if self.maximum_bytes_billed:
+            config.maximum_bytes_billed = self.maximum_bytes_billed
+        return config
+
+    def load_config(self) -> bigquery.LoadJobConfig:
+        """The defaults of load jobs."""
+        return self._apply(bigquery.LoadJobConfig())
+
+    def _apply(self, config: _Config) -> _Config:
+        if self.labels:
+            config.labels = dict(self.labels)
+        if self.job_timeout_ms:
+            config.job_timeout_ms = self.job_timeout_ms
+        if self.reservation:
+            config.reservation = self.reservation
+        return config
+
+
+class Clients:
+    """The clients of one pair of endpoints and credentials, each opened on first use.
+
+    Safe to use from several threads. Take it from `shared_clients`, so that a process has one.
+    """
+
+    def __init__(self, endpoints: Endpoints, credentials: Credentials) -> None:
+        """Keep what is needed to open clients; nothing is opened or looked up yet.
+
+        Raises:
+            ConfigurationError: Credentials would go over a connection without TLS.
+        """
+        if endpoints.plaintext and credentials.given:
+            raise ConfigurationError(
+                f"Credentials are set, and {endpoints.plaintext[0]} has no TLS: they would be sent "
+                "in the clear. Use an https endpoint, or no credentials for an emulator."
+            )
+        self.endpoints = endpoints
+        self._given = replace(credentials, anonymous=True) if endpoints.plaintext else credentials
+        self._lock = threading.RLock()
+        self._opened: dict[object, Any] = {}
+        self.request_limit: int | None = None  # bytes of an append, once the server refused one
+
+    def _once(self, key: object, open_it: Callable[[], T]) -> T:
+        with self._lock:
+            if key not in self._opened:
+                self._opened[key] = open_it()
+            return self._opened[key]
+
+    @property
+    def _loaded(self) -> tuple[google.auth.credentials.Credentials, str | None]:
+        return self._once("credentials", self._given.load)
+
+    @property
+    def credentials(self) -> google.auth.credentials.Credentials:
+        """The credentials that every client uses."""
+        return self._loaded[0]
+
+    def default_project(self) -> str:
+        """The project that the environment or the credentials name.
+
+        Raises:
+            ConfigurationError: Neither names one.
+        """
+        if project := os.environ.get("GOOGLE_CLOUD_PROJECT"):
+            return project
+        if not self.endpoints.plaintext and (project := self._loaded[1]):
+            return project
+        raise ConfigurationError(
+            "No project: set `project` on the resource, or GOOGLE_CLOUD_PROJECT."
+        )
+
+    def rest(
+        self, project: str, location: str | None = None, defaults: JobDefaults | None = None
+    ) -> bigquery.Client:
+        """The REST client whose jobs run, and are billed, in `project`."""
+        defaults = defaults or JobDefaults()
+
+        def open_it() -> bigquery.Client:
+            return bigquery.Client(
+                project=project,
+                location=location,
+                credentials=self.credentials,
+                _http=self._once("session", self._session),
+                client_options=self._options("rest"),
+                client_info=client_info.ClientInfo(user_agent=AGENT),
+                default_query_job_config=defaults.query_config(),
+                default_load_job_config=defaults.load_config(),
+            )
+
+        return self._once(("rest", project, location, defaults), open_it)
+
+    def cloud_storage(self, project: str) -> storage.Client:
+        """The Cloud Storage client."""
+
+        def open_it() -> storage.Client:
+            return storage.Client(
+                project=project,
+                credentials=self.credentials,
+                client_options=self._options("cloud_storage"),
+                client_info=client_info.ClientInfo(user_agent=AGENT),
+            )
+
+        return self._once(("cloud_storage", project), open_it)
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """The gRPC channel to the Storage API, for reading and writing."""
+        return self._once("channel", self._channel)
+
+    @property
+    def read(self) -> bigquery_storage_v1.BigQueryReadClient:
+        """The Storage Read client, for control calls; rows go over `channel` directly."""
+
+        def open_it() -> bigquery_storage_v1.BigQueryReadClient:
+            transport = BigQueryReadGrpcTransport(channel=self.channel)
+            return bigquery_storage_v1.BigQueryReadClient(transport=transport)
+
+        return self._once("read", open_it)
+
+    def _channel(self) -> grpc.Channel:
+        self.endpoints.check("storage")
+        endpoint = self.endpoints.storage
+        if endpoint and not endpoint.tls:
+            return grpc.insecure_channel(endpoint.address, options=CHANNEL_OPTIONS)
+        address = endpoint.address if endpoint else self._service("bigquerystorage")
+        return google.auth.transport.grpc.secure_authorized_channel(
+            self.credentials,
+            google.auth.transport.requests.Request(),
+            address if ":" in address else f"{address}:443",
+            options=CHANNEL_OPTIONS,
+        )
+
+    def _session(self) -> google.auth.transport.requests.AuthorizedSession:
+        session = google.auth.transport.requests.AuthorizedSession(self.credentials)
+        session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=HTTP_CONNECTIONS))
+        session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=HTTP_CONNECTIONS))
+        return session
+
+    def _service(self, name: str) -> str:
+        return f"{name}.{self._given.universe_domain}"
+
+    def _options(self, service: str) -> ClientOptions:
+        self.endpoints.check(service)
+        endpoint: Endpoint | None = getattr(self.endpoints, service)
+        domain = self._given.universe_domain
+        if endpoint is None:
+            return ClientOptions(universe_domain=None if domain == GOOGLE else domain)
+        return ClientOptions(api_endpoint=endpoint.url)
+
+
+_shared: dict[tuple[Endpoints, Credentials], Clients] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_clients(endpoints: Endpoints, credentials: Credentials) -> Clients:
+    """The clients of this process for these endpoints and credentials.
+
+    Dagster copies a resource wherever it is nested; all copies come here for the same clients.
+    """
+    with _shared_lock:
+        key = (endpoints, credentials)
+        if key not in _shared:
+            _shared[key] = Clients(endpoints, credentials)
+        return _shared[key]
+
+
+def _forget_after_fork() -> None:
+    """A forked child opens its own: neither gRPC channels nor HTTP connections can be shared."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

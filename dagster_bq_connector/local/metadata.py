@@ -1,0 +1,89 @@
+"""Table metadata: an etag that is a true compare-and-set, job ids, max_staleness.
+
+Upstream checks, then writes; two threads can pass the check together. Here every read-modify-write
+of a table's metadata holds one lock, and so does the step that takes a job id. Jobs that an earlier
+process left running are ended: nobody else would ever end them.
+
+Seams: `tables.create/update/annotate/delete`, `ddl.apply`, `datasets.create/update`,
+`runner.submit`, and the registry `options.TABLE_OPTIONS`.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from sqlglot import exp
+
+from dagster_bq_connector.local.upstream import (
+    BigQueryError,
+    database,
+    datasets,
+    ddl,
+    models,
+    options,
+    runner,
+    store,
+    tables,
+)
+
+# Whoever needs a table's writer lock too takes that one first.
+catalog = threading.RLock()
+_jobs = threading.RLock()
+# "years-months days hours:minutes:seconds", the form of the REST field, from INTERVAL '...' A TO B.
+SPANS = {
+    "YEAR TO SECOND": "{}",
+    "DAY TO SECOND": "0-0 {}",
+    "HOUR TO SECOND": "0-0 0 {}",
+    "HOUR TO MINUTE": "0-0 0 {}:0",
+}
+
+
+def _locked(function: Callable[..., Any], lock: threading.RLock) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return function(*args, **kwargs)
+
+    return inner
+
+
+def _interval(node: Any, evaluate: Callable[[Any], Any]) -> str:
+    """INTERVAL 10 MINUTE -> "0-0 0 0:10:0".
+
+    Upstream translates no INTERVAL '...' A TO B, so those are read here.
+    """
+    unit = node.args.get("unit")
+    if isinstance(unit, exp.IntervalSpan):
+        form = SPANS.get(unit.sql("bigquery").upper())
+        if form is None:
+            text = f"max_staleness: {unit.sql('bigquery')} is not supported here."
+            raise BigQueryError("invalidQuery", text)
+        return form.format(node.this.name)
+    return evaluate(exp.Anonymous(this="bq.main._interval_string", expressions=[node.copy()]))
+
+
+def end_orphaned_jobs() -> None:
+    text = "Job execution was cancelled: the local BigQuery was restarted."
+    error = BigQueryError("stopped", text)
+    for (resource,) in database.fetch("SELECT resource FROM emulator.jobs WHERE state <> 'DONE'"):
+        job = models.Job.model_validate_json(resource)
+        store.save(runner._done(job, job.statistics, error))
+
+
+def install() -> None:
+    end_orphaned_jobs()
+    for module, name, lock in (
+        (tables, "create", catalog),
+        (tables, "update", catalog),
+        (tables, "annotate", catalog),
+        (tables, "delete", catalog),
+        (ddl, "apply", catalog),
+        (datasets, "create", catalog),
+        (datasets, "update", catalog),
+        (runner, "submit", _jobs),
+    ):
+        setattr(module, name, _locked(getattr(module, name), lock))
+    options.TABLE_OPTIONS["max_staleness"] = options.Option(
+        "maxStaleness", "INTERVAL", parse=_interval, render=str
+    )

@@ -1,0 +1,145 @@
+"""Results become Dagster metadata, runs become job labels."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import dagster as dg
+from dagster import DagsterInvariantViolationError
+from google.cloud.bigquery import SchemaField
+
+from dagster_bq_connector.progress import Log
+from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.write.result import WriteResult
+
+Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
+
+MAX_LABEL = 63  # characters of a label's value, as BigQuery limits them
+DIGEST = 8
+
+
+class MaterializedWrite(WriteResult):
+    """A `WriteResult` that knows Dagster."""
+
+    @classmethod
+    def of(cls, result: WriteResult) -> MaterializedWrite:
+        """The same result."""
+        return cls(**vars(result))
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Dagster's standard metadata of a table, and what the write did.
+
+        `dagster/partition_row_count` stands for a write of one partition,
+        `dagster/row_count` for one that has no partitions; of several partitions each has its own
+        (see `to_materialize_result`).
+        """
+        metadata: dict[str, Any] = {
+            "dagster/table_name": str(self.table),
+            "dagster/column_schema": table_schema(self.columns),
+            "dagster/uri": f"bigquery://{self.table.project}/{self.table.dataset}/"
+            f"{self.table.table}",
+            "dagster_bq/operation": self.operation,
+            "dagster_bq/write_method": self.method,
+            "dagster_bq/rows": self.rows,
+            "dagster_bq/bytes": self.bytes,
+        }
+        if self.jobs:
+            metadata["dagster_bq/jobs"] = list(self.jobs)
+        if not self.partitions:
+            metadata["dagster/row_count"] = self.rows
+        elif len(self.partitions) == 1:
+            metadata["dagster/partition_row_count"] = self.rows
+        return metadata
+
+    def to_materialize_result(self, **arguments: Any) -> dg.MaterializeResult[Any]:
+        """What an asset returns.
+
+        In a run of several partitions, each partition's materialization is given its own row count.
+
+        Args:
+            arguments: Further arguments of `dg.MaterializeResult`; `metadata` among them is added
+                to the standard one.
+        """
+        context = run_context()
+        if len(self.partitions) > 1 and isinstance(context, dg.AssetExecutionContext):
+            for key, rows in self.partitions.items():
+                context.add_asset_metadata(
+                    {"dagster/partition_row_count": rows},
+                    asset_key=arguments.get("asset_key"),
+                    partition_key=key,
+                )
+        metadata = self.to_metadata() | dict(arguments.pop("metadata", None) or {})
+        return dg.MaterializeResult[Any](metadata=metadata, **arguments)
+
+
+def table_schema(columns: Any) -> dg.TableSchema:
+    """BigQuery columns as Dagster shows them."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(
+                name=column.name,
+                type=_type_text(column),
+                description=column.description,
+                constraints=dg.TableColumnConstraints(nullable=column.mode != "REQUIRED"),
+            )
+            for column in columns
+        ]
+    )
+
+
+def _type_text(column: SchemaField) -> str:
+    text = type_name(column)
+    if text == "RECORD":
+        inner = ", ".join(f"{child.name} {_type_text(child)}" for child in column.fields)
+        text = f"STRUCT<{inner}>"
+    return f"ARRAY<{text}>" if column.mode == "REPEATED" else text
+
+
+def run_context() -> Context | None:
+    """The context of the step that runs in this thread; None outside of one."""
+    try:
+        return dg.AssetExecutionContext.get()
+    except DagsterInvariantViolationError:
+        return None
+
+
+def log() -> Log | None:
+    """Where progress goes: the log of the run, when there is one."""
+    context = run_context()
+    return context.log.info if context else None
+
+
+def job_labels(context: Context | None) -> Mapping[str, str]:
+    """The labels of a job that a run starts: run, job, asset and partition.
+
+    Each value is encoded by `label_value`.
+    """
+    if context is None:
+        return {}
+    labels = {"dagster_run_id": context.run_id, "dagster_job": context.job_name}
+    if context.has_assets_def and len(keys := context.selected_asset_keys) == 1:
+        labels["dagster_asset"] = next(iter(keys)).to_user_string()
+    if context.has_partition_key:
+        labels["dagster_partition"] = context.partition_key
+    elif context.has_partition_key_range:
+        span = context.partition_key_range
+        labels["dagster_partition"] = f"{span.start}_to_{span.end}"
+    return {key: label_value(value) for key, value in labels.items()}
+
+
+def label_value(text: str) -> str:
+    """Any text as the value of a BigQuery label.
+
+    Lower-case; `/` becomes `__`; whatever else a label does not take becomes `_`. A text that is
+    changed by more than that, or longer than 63 characters, ends in `-` and the first 8
+    hexadecimal digits of the SHA-256 of the original, so that different texts stay different.
+    """
+    plain = text.lower().replace("/", "__")
+    clean = re.sub(r"[^\w-]", "_", plain)
+    if clean == plain and len(clean) <= MAX_LABEL:
+        return clean
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST]
+    return f"{clean[: MAX_LABEL - DIGEST - 1]}-{digest}"

@@ -1,0 +1,261 @@
+"""The resources that connect to BigQuery and read from it; the writers are in writers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import dagster as dg
+import dagster_gcp
+from google.cloud import bigquery
+from pydantic import ConfigDict, Field
+
+from dagster_bq_connector.clients import (
+    GOOGLE,
+    Clients,
+    Credentials,
+    JobDefaults,
+    shared_clients,
+)
+from dagster_bq_connector.endpoints import Endpoints
+from dagster_bq_connector.errors import UnsupportedError
+from dagster_bq_connector.metadata import log
+from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.read.request import Where, plan_read
+from dagster_bq_connector.read.rows import Rows
+from dagster_bq_connector.read.session import create_session
+from dagster_bq_connector.read.stream import StreamReader
+from dagster_bq_connector.retry import Backoff
+from dagster_bq_connector.table.admin import TableAdmin
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.slice import TableSlice
+
+TableLike: TypeAlias = str | TableRef
+Destination: TypeAlias = str | TableRef | TableSlice
+
+# A table of 100,000 rows comes in one stream; more streams than this rarely help one machine.
+READ_STREAMS = 8
+DEADLINE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Connected:
+    """What reading and writing need of a BigQuery resource, ours or dagster_gcp's."""
+
+    clients: Clients
+    project: str
+    billing_project: str
+    location: str | None
+    defaults: JobDefaults
+    deadline: float
+
+    @classmethod
+    def to(cls, resource: dagster_gcp.BigQueryResource) -> Connected:
+        """The connection of a resource."""
+        if isinstance(resource, BigQueryResource):
+            return resource.connect()
+        key = resource.gcp_credentials
+        clients = shared_clients(Endpoints.resolve(), Credentials(service_account_json=key))
+        project = resource.project or clients.default_project()
+        return cls(clients, project, project, resource.location, JobDefaults(), DEADLINE_SECONDS)
+
+    @property
+    def rest(self) -> bigquery.Client:
+        """The REST client."""
+        return self.clients.rest(self.billing_project, self.location, self.defaults)
+
+    @property
+    def admin(self) -> TableAdmin:
+        """Looks up and creates tables."""
+        return TableAdmin(self.rest, self.deadline)
+
+    def resolve(self, table: TableLike) -> TableRef:
+        """The address with its project."""
+        return TableRef.parse(table, project=self.project)
+
+
+class BigQueryResource(dagster_gcp.BigQueryResource):
+    """A connection to BigQuery. It is accepted wherever dagster_gcp's resource of that name is.
+
+    Nothing is opened before it is used, and no environment variable is ever set. Clients are
+    shared by everything in the process that has the same endpoints and credentials.
+
+    Emulators: `BIGQUERY_EMULATOR_HOST`, `BIGQUERY_STORAGE_EMULATOR_HOST` and
+    `STORAGE_EMULATOR_HOST` are honoured. They are called without credentials, and when one of them
+    is set, the services without one are refused rather than reached for real.
+
+    Example:
+        ```python
+        bigquery = BigQueryResource(project="my-project", location="EU")
+        ```
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gcp_credentials: str | None = Field(
+        default=None,
+        repr=False,
+        description="A service account's JSON key, as it is or in base64. Application Default "
+        "Credentials when not set.",
+    )
+    billing_project: str | None = Field(
+        default=None,
+        description="The project whose jobs and read sessions these are; `project` when not set.",
+    )
+    impersonate_service_account: str | None = Field(
+        default=None, description="The service account to act as."
+    )
+    impersonation_delegates: list[str] = Field(
+        default=[], description="The chain of service accounts that leads to it."
+    )
+    quota_project: str | None = Field(
+        default=None, description="The project that is charged for the quota of calls."
+    )
+    universe_domain: str = Field(default=GOOGLE, description="The cloud that is called.")
+    anonymous: bool = Field(default=False, description="Send no credentials.")
+    api_endpoint: str | None = Field(
+        default=None, description="URL of the REST API, for private and regional endpoints."
+    )
+    storage_endpoint: str | None = Field(
+        default=None, description="host:port of the Storage API; with http:// it has no TLS."
+    )
+    cloud_storage_endpoint: str | None = Field(
+        default=None, description="URL of Cloud Storage, for private and regional endpoints."
+    )
+    priority: str | None = Field(default=None, description="INTERACTIVE or BATCH, for query jobs.")
+    reservation: str | None = Field(
+        default=None, description="projects/P/locations/L/reservations/R that runs the jobs."
+    )
+    maximum_bytes_billed: int | None = Field(
+        default=None, description="A query that would bill more bytes fails."
+    )
+    job_timeout_seconds: float | None = Field(
+        default=None, description="Seconds after which BigQuery ends a job."
+    )
+    labels: dict[str, str] = Field(default={}, description="Labels of every job.")
+    deadline_seconds: float = Field(
+        default=DEADLINE_SECONDS,
+        gt=0,
+        description="Seconds for which a call is tried again before it fails.",
+    )
+
+    @contextmanager
+    def get_client(self) -> Generator[bigquery.Client]:
+        """The REST client. It is shared: leaving the block does not close it.
+
+        Raises:
+            ConfigurationError: No project, no credentials, or endpoints that do not go together.
+        """
+        yield self.connect().rest
+
+    def get_object_to_set_on_execution_context(self) -> Any:
+        """What `context.resources.bigquery` is under `required_resource_keys`: the client."""
+        return self.connect().rest
+
+    def connect(self) -> Connected:
+        """The connection, for what reads and writes through it."""
+        endpoints = Endpoints.resolve(
+            self.api_endpoint, self.storage_endpoint, self.cloud_storage_endpoint
+        )
+        credentials = Credentials(
+            service_account_json=self.gcp_credentials,
+            impersonate=self.impersonate_service_account,
+            delegates=tuple(self.impersonation_delegates),
+            quota_project=self.quota_project,
+            universe_domain=self.universe_domain,
+            anonymous=self.anonymous,
+        )
+        clients = shared_clients(endpoints, credentials)
+        project = self.project or clients.default_project()
+        timeout = self.job_timeout_seconds
+        defaults = JobDefaults(
+            priority=self.priority,
+            reservation=self.reservation,
+            maximum_bytes_billed=self.maximum_bytes_billed,
+            job_timeout_ms=None if timeout is None else int(timeout * 1000),
+            labels=tuple(sorted(self.labels.items())),
+        )
+        billing = self.billing_project or project
+        return Connected(clients, project, billing, self.location, defaults, self.deadline_seconds)
+
+
+class BigQueryReader(dg.ConfigurableResource[Any]):
+    """Reads tables through Storage Read sessions, as Arrow.
+
+    Example:
+        ```python
+        rows = reader.read("shop.orders", columns=["id", "amount"], where="amount > 10")
+        frame = rows.to_polars()
+        ```
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bigquery: dg.ResourceDependency[dagster_gcp.BigQueryResource]
+
+    def read(
+        self,
+        table: Destination,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+    ) -> Rows:
+        """Open a read of a table as it is now.
+
+        Args:
+            table: The table, or what `DailyTable.for_run` gives: then its partitions, or its
+                tables when sharded.
+            columns: The columns to read; only these travel. All when None.
+            where: A filter in SQL, evaluated by BigQuery, or what `DailyTable.where` gives.
+
+        Returns:
+            Rows to iterate over, to hand to a writer, or to take as a table or frame. Nothing is
+            fetched before that.
+
+        Raises:
+            TableNotFoundError: The table does not exist.
+            SchemaError: It has no such column.
+            RefusedError: The filter is wrong.
+            UnreachableError: No answer within the deadline.
+        """
+        connected = Connected.to(self.bigquery)
+        if isinstance(table, TableSlice):
+            slice_ = table.resolve(connected.project)
+            if not slice_.sharded:
+                if where is not None:
+                    raise UnsupportedError(
+                        "The partitions are a filter of their own: pass the table and where=, or "
+                        "the partitions alone."
+                    )
+                return self._open(connected, [slice_.table], columns, slice_.filter)
+            # The shards' names follow the calendar of the windows, whatever the column's type.
+            tables = [slice_.address(id_) for id_ in slice_.partitions(None)]
+            return self._open(connected, tables, columns, where)
+        return self._open(connected, [connected.resolve(table)], columns, where)
+
+    def _open(
+        self,
+        connected: Connected,
+        tables: Sequence[TableRef],
+        columns: Sequence[str] | None,
+        where: Where | None,
+    ) -> Rows:
+        admin, deadline = connected.admin, connected.deadline
+        sessions = [
+            create_session(
+                connected.clients.read,
+                plan_read(admin.get(ref), ref, columns, where, READ_STREAMS),
+                connected.billing_project,
+                deadline,
+            )
+            for ref in tables
+        ]
+        total = sum(session.estimated_rows for session in sessions)
+        what, sink = f"Reading {', '.join(map(str, tables))}", log()
+
+        def open_stream(stream: str, source: Any) -> StreamReader:
+            channel = connected.clients.channel
+            return StreamReader(channel, stream, source, Backoff(deadline=deadline))
+
+        return Rows(sessions, open_stream, lambda: Progress(what, sink, total))

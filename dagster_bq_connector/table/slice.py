@@ -1,0 +1,255 @@
+"""`TableSlice`: the partitions of a table that one operation reads or replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import date, datetime, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_bq_connector.errors import PartitionError
+from dagster_bq_connector.table.options import Granularity, TableOptions
+from dagster_bq_connector.table.ref import TableRef
+
+INGESTION_TIME = "_PARTITIONTIME"
+_FORMATS: dict[Granularity, str] = {
+    "hour": "%Y%m%d%H",
+    "day": "%Y%m%d",
+    "month": "%Y%m",
+    "year": "%Y",
+}
+_UTC = ZoneInfo("UTC")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Window:
+    """The time from `start` up to before `end`; both know their time zone."""
+
+    start: datetime
+    end: datetime
+
+    def __str__(self) -> str:
+        return f"[{self.start.isoformat()}, {self.end.isoformat()})"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFilter:
+    """Rows whose `column` lies in one of `windows`. The literals follow the column's type."""
+
+    column: str
+    windows: tuple[Window, ...]
+
+    def sql(self, type_name: str) -> str:
+        """The filter as SQL.
+
+        Args:
+            type_name: `DATE`, `DATETIME` or `TIMESTAMP`: what the column is in the table read.
+
+        Raises:
+            PartitionError: The column has another type.
+        """
+        name = f"`{self.column}`" if self.column != INGESTION_TIME else self.column
+        return " OR ".join(
+            f"({name} >= {_literal(w.start, type_name, self)}"
+            f" AND {name} < {_literal(w.end, type_name, self)})"
+            for w in _merged(self.windows)
+        )
+
+
+@dataclass(frozen=True)
+class TableSlice:
+    """Whole partitions of one table, or the tables of a sharded layout.
+
+    Attributes:
+        table: The table; of a sharded layout the prefix of its tables.
+        column: The column that decides where a row belongs; None when the operation alone does.
+        granularity: How long one partition is.
+        windows: Each partition key of the operation with the time that it stands for.
+        sharded: Whether every partition is a table `<table>_<id>` of its own.
+        options: The layout of a table that is created.
+    """
+
+    table: TableRef
+    column: str | None
+    granularity: Granularity
+    windows: tuple[tuple[str, Window], ...]
+    sharded: bool = False
+    options: TableOptions | None = None
+
+    @property
+    def filter(self) -> TimeFilter:
+        """The rows of the slice, for a table that is not sharded."""
+        return TimeFilter(self.column or INGESTION_TIME, tuple(w for _, w in self.windows))
+
+    def resolve(self, project: str) -> TableSlice:
+        """The same slice with the project that its table may lack."""
+        return replace(self, table=TableRef.parse(self.table, project=project))
+
+    def address(self, partition: str) -> TableRef:
+        """The destination of one partition: `t$20260801`, or `t_20260801` when sharded."""
+        if self.sharded:
+            return TableRef(
+                self.table.dataset, f"{self.table.table}_{partition}", self.table.project
+            )
+        return self.table.at(partition)
+
+    def partitions(self, kind: pa.DataType | None) -> dict[str, str]:
+        """The ids of the partitions, each with the partition key that it stands for.
+
+        Args:
+            kind: The Arrow type of the column (date32, or a timestamp with or without time zone);
+                None for a slice without column.
+
+        Raises:
+            PartitionError: A window is not exactly one partition: a day of Berlin is no partition
+                of a table that is partitioned by the days of UTC.
+        """
+        zone = self._zone(kind)
+        ids: dict[str, str] = {}
+        for key, window in self.windows:
+            if not zone and window.start.replace(tzinfo=None) >= window.end.replace(tzinfo=None):
+                continue  # the clock goes back: this hour of the calendar is the next window's
+            start = window.start.astimezone(zone) if zone else window.start
+            if zone and start != _floor(start, self.granularity):
+                raise PartitionError(
+                    f"Partition {key!r} of {self.table} is {window}, which is not one "
+                    f"{self.granularity} of UTC, by which a TIMESTAMP column is partitioned: "
+                    "partition by a DATE or DATETIME column, use timezone='UTC', or the sharded "
+                    "layout."
+                )
+            ids[start.strftime(_FORMATS[self.granularity])] = key
+        return ids
+
+    def split(self, batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Divide a batch by partition.
+
+        Args:
+            batch: Rows as they travel.
+            first: Position of its first row in the data, for the error.
+
+        Yields:
+            A partition's id and its rows, in their order.
+
+        Raises:
+            PartitionError: A row belongs to none of the slice's partitions, or the slice has
+                several but no column that tells them apart.
+        """
+        if self.column is None:
+            yield self._only(), batch
+            return
+        values = self._values(batch)
+        known = self.partitions(values.type)
+        starts = pc.floor_temporal(self._civil(values), unit=self.granularity)
+        encoded = starts.cast(pa.timestamp("s")).dictionary_encode()
+        ids = [
+            "__NULL__" if start is None else start.strftime(_FORMATS[self.granularity])
+            for start in encoded.dictionary.to_pylist()
+        ]
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        for code in np.unique(codes):
+            partition = "__NULL__" if code < 0 else ids[code]
+            rows = np.flatnonzero(codes == code)
+            if partition not in known:
+                self._refuse(values[int(rows[0])], first + int(rows[0]), partition, known)
+            yield (
+                partition,
+                batch if len(rows) == len(codes) else batch.take(pa.array(rows, pa.int64())),
+            )
+
+    def _only(self) -> str:
+        ids = list(self.partitions(None))
+        if len(ids) != 1:
+            raise PartitionError(
+                f"{self.table} is partitioned by time of ingestion, so the rows of "
+                f"{len(ids)} partitions cannot be told apart: run one partition at a time, or "
+                "name a column."
+            )
+        return ids[0]
+
+    def _values(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+        names = [name for name in batch.schema.names if name.casefold() == self._folded]
+        if not names:
+            raise PartitionError(
+                f"The data lacks the column {self.column!r}, which partitions {self.table}."
+            )
+        values = batch.column(names[0])
+        if not isinstance(values, (pa.Date32Array, pa.TimestampArray)):
+            raise PartitionError(
+                f"Column {self.column!r} has the Arrow type {values.type}; {self.table} is "
+                "partitioned by a DATE, DATETIME or TIMESTAMP."
+            )
+        return values
+
+    @property
+    def _folded(self) -> str | None:
+        return self.column.casefold() if self.column else None
+
+    @property
+    def _local(self) -> tzinfo | None:
+        return self.windows[0][1].start.tzinfo if self.windows else None
+
+    def _zone(self, kind: pa.DataType | None) -> tzinfo | None:
+        """The zone whose calendar decides; None when the windows' own does."""
+        by_instant = kind is None or (isinstance(kind, pa.TimestampType) and kind.tz is not None)
+        return _UTC if by_instant and not self.sharded else None
+
+    def _civil(self, values: pa.Array[Any]) -> pa.Array[Any]:
+        """The times by the calendar that decides, without zone."""
+        if isinstance(values.type, pa.TimestampType) and values.type.tz is not None:
+            zone = str(self._local or _UTC) if self.sharded else "UTC"
+            zoned: Any = values.cast(pa.timestamp("us", zone))
+            return pc.local_timestamp(zoned)
+        return values.cast(pa.timestamp("s")) if isinstance(values, pa.Date32Array) else values
+
+    def _refuse(
+        self, value: pa.Scalar[Any], index: int, partition: str, known: dict[str, str]
+    ) -> None:
+        raise PartitionError(
+            f"Row {index} belongs to another partition: {self.column!r} is {value.as_py()!r} "
+            f"(partition {partition}), and the operation replaces {', '.join(sorted(known))} of "
+            f"{self.table}. Nothing was changed. Filter the rows, or run that partition."
+        )
+
+
+def _floor(moment: datetime, granularity: Granularity) -> datetime:
+    moment = moment.replace(minute=0, second=0, microsecond=0)
+    if granularity == "hour":
+        return moment
+    moment = moment.replace(hour=0)
+    if granularity == "day":
+        return moment
+    return moment.replace(day=1) if granularity == "month" else moment.replace(day=1, month=1)
+
+
+def _merged(windows: tuple[Window, ...]) -> list[Window]:
+    """Windows that touch become one: a filter of 31 days is one range."""
+    merged: list[Window] = []
+    for window in sorted(windows):
+        if merged and merged[-1].end >= window.start:
+            merged[-1] = Window(merged[-1].start, max(merged[-1].end, window.end))
+        else:
+            merged.append(window)
+    return merged
+
+
+def _literal(moment: datetime, type_name: str, source: TimeFilter) -> str:
+    if type_name == "TIMESTAMP":
+        return f"TIMESTAMP '{moment.astimezone(_UTC).strftime('%Y-%m-%d %H:%M:%S.%f')}+00:00'"
+    if type_name == "DATETIME":
+        return f"DATETIME '{moment.replace(tzinfo=None).isoformat(sep=' ')}'"
+    if type_name == "DATE":
+        day: date = moment.date()
+        if (moment.hour, moment.minute, moment.second, moment.microsecond) != (0, 0, 0, 0):
+            raise PartitionError(
+                f"Column {source.column!r} is a DATE, which cannot be compared with {moment}."
+            )
+        return f"DATE '{day.isoformat()}'"
+    raise PartitionError(
+        f"Column {source.column!r} is {type_name}; a window of time needs a DATE, DATETIME or "
+        "TIMESTAMP column."
+    )

@@ -1,0 +1,146 @@
+"""Append and replace by load jobs: rows become Parquet files in Cloud Storage, then one job each.
+
+A load job is atomic: all its rows appear, and what they replace goes, at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from google.cloud import bigquery
+
+from dagster_bq_connector.errors import FailedRow, FailedRowsError, UnsupportedError
+from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.schema.conform import Conformer
+from dagster_bq_connector.schema.data import Batches
+from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.write.jobs import Running, cancel_all, finish_all, start_load
+from dagster_bq_connector.write.result import Operation, WriteResult
+from dagster_bq_connector.write.staging import Staged, Stager, Staging
+from dagster_bq_connector.write.targets import Target, Targets
+
+# What Parquet has no form for that a load job takes.
+_NOT_IN_PARQUET = ("JSON", "GEOGRAPHY")
+
+
+def load(
+    client: bigquery.Client,
+    staging: Staging,
+    targets: Targets,
+    data: Batches,
+    *,
+    operation: Operation,
+    labels: Mapping[str, str],
+    progress: Progress,
+    deadline: float,
+) -> WriteResult:
+    """Stage all rows, then run one load job a target.
+
+    Args:
+        client: Runs the jobs.
+        staging: Where the files go; they are deleted afterwards.
+        targets: Where the rows go.
+        data: The rows.
+        operation: Whether the rows join what is there or take its place.
+        labels: Labels of the jobs.
+        progress: Counts staged rows.
+        deadline: Seconds that a call may go on without success. Jobs may run longer.
+
+    Returns:
+        What was loaded.
+
+    Raises:
+        SchemaError: The columns do not fit. Nothing was changed.
+        FailedRowsError: Rows do not fit. Nothing was changed.
+        PartitionError: A row belongs to none of the targets. Nothing was changed.
+        RefusedError: BigQuery failed a job. The other targets' jobs are as they ended.
+    """
+    _refuse_types(targets.columns)
+    try:
+        staged = _stage(staging, targets, data, progress)
+        jobs: list[Running] = []
+        try:
+            for target in targets.targets:
+                job = _start(
+                    client, staging, targets, target, staged[target.id], operation, labels, deadline
+                )
+                jobs.append(job)
+        except BaseException:
+            cancel_all(jobs, deadline)
+            raise
+        finish_all(jobs, deadline)
+    finally:
+        staging.clear()
+    files = [staged[target.id] for target in targets.targets]
+    return WriteResult(
+        table=targets.table,
+        method="file_loads",
+        operation=operation,
+        rows=sum(file.rows for file in files),
+        bytes=sum(file.bytes for file in files),
+        columns=targets.columns,
+        partitions={t.key: f.rows for t, f in zip(targets.targets, files, strict=True) if t.key},
+        jobs=[job.id for job in jobs],
+    )
+
+
+def _stage(
+    staging: Staging, targets: Targets, data: Batches, progress: Progress
+) -> Mapping[str, Staged]:
+    """Write every row to a file of its target, if all rows are good."""
+    conform = Conformer(data.schema, targets.columns, complete=True)
+    stager = Stager(staging, progress)
+    failed, position = list[FailedRow](), 0
+    for batch in data.batches:
+        conformed = conform(batch)
+        failed += [row.moved(position) for row in conformed.failed]
+        if not failed:
+            for target, rows in targets.split(conformed.batch, position):
+                stager.add(target, rows)
+        position += batch.num_rows
+    if failed:
+        raise FailedRowsError(targets.table, failed, written=0)
+    stager.finish([target.id for target in targets.targets], conform.schema)
+    return stager.staged
+
+
+def _refuse_types(columns: Sequence[bigquery.SchemaField], path: str = "") -> None:
+    for column in columns:
+        if type_name(column) in _NOT_IN_PARQUET:
+            raise UnsupportedError(
+                f"Column {path + column.name!r} is {type_name(column)}, which load jobs do not "
+                "take from Parquet: append it with DefaultStreamWriter."
+            )
+        _refuse_types(column.fields, f"{path}{column.name}.")
+
+
+def _start(
+    client: bigquery.Client,
+    staging: Staging,
+    targets: Targets,
+    target: Target,
+    staged: Staged,
+    operation: Operation,
+    labels: Mapping[str, str],
+    deadline: float,
+) -> Running:
+    disposition = bigquery.WriteDisposition.WRITE_APPEND
+    if operation == "replace" and target.ref.partition:
+        disposition = bigquery.WriteDisposition.WRITE_TRUNCATE
+    elif operation == "replace":
+        disposition = bigquery.WriteDisposition.WRITE_TRUNCATE_DATA  # schema and keys stay
+    parquet = bigquery.ParquetOptions()
+    parquet.enable_list_inference = True
+    config = bigquery.LoadJobConfig(
+        source_format=bigquery.SourceFormat.PARQUET,
+        write_disposition=disposition,
+        create_disposition=bigquery.CreateDisposition.CREATE_NEVER,
+        schema=list(targets.columns),
+        labels=dict(labels),
+    )
+    config.parquet_options = parquet
+    name = f"dagster_bq_{staging.attempt}_{target.id or target.ref.table}"
+    job_id = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    job = start_load(client, staged.uris, target.ref.to_api(), config, job_id, deadline)
+    return Running(job_id, job, f"Load into {target.ref}", staged.rows)

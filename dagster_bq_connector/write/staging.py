@@ -1,0 +1,139 @@
+"""Rows become Parquet files in Cloud Storage, of bounded size and under a name of one attempt."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.api_core.exceptions import NotFound
+from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from dagster_bq_connector.clients import Clients
+from dagster_bq_connector.errors import (
+    ConfigurationError,
+    ConnectorError,
+    Fault,
+    classify,
+    explain,
+)
+from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.retry import rest_options
+from dagster_bq_connector.table.admin import REST_ERRORS
+
+# Bytes of Arrow that become one file, and that all files in the making may hold.
+FILE_BYTES = 64 * 1024 * 1024
+BUFFER_BYTES = 256 * 1024 * 1024
+
+
+@dataclass
+class Staged:
+    """Files in Cloud Storage and what is in them."""
+
+    uris: list[str] = field(default_factory=list[str])
+    rows: int = 0
+    bytes: int = 0
+
+
+class Staging:
+    """Writes Parquet files under a prefix that belongs to one attempt alone."""
+
+    def __init__(self, clients: Clients, project: str, home: str, deadline: float) -> None:
+        """Use `home`, a `gs://bucket/prefix`; nothing is reached yet.
+
+        Raises:
+            ConfigurationError: `home` is no such address.
+        """
+        scheme, _, path = home.partition("gs://")
+        bucket, _, prefix = path.partition("/")
+        if scheme or not bucket:
+            raise ConfigurationError(f"staging={home!r}: write gs://bucket or gs://bucket/prefix.")
+        rest = rest_options(deadline)
+        retry = DEFAULT_RETRY.with_timeout(deadline)
+        self._options: Any = {"timeout": rest["timeout"], "retry": retry}
+        self.attempt = uuid.uuid4().hex[:16]
+        self._prefix = "/".join(filter(None, [prefix.strip("/"), self.attempt]))
+        self._client: storage.Client = clients.cloud_storage(project)
+        self._bucket = self._client.bucket(bucket)
+        self._blobs: list[storage.Blob] = []
+
+    def write(self, batches: list[pa.RecordBatch], staged: Staged) -> None:
+        """Write one file.
+
+        Raises:
+            ConnectorError: It could not be stored.
+        """
+        sink = io.BytesIO()
+        table = pa.Table.from_batches(batches)
+        # Of what Parquet offers, zstd without dictionaries is the smallest at that speed.
+        pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+        blob = self._bucket.blob(f"{self._prefix}/{len(self._blobs):06d}.parquet")
+        size = sink.tell()
+        sink.seek(0)
+        self._blobs.append(blob)
+        uri = f"gs://{self._bucket.name}/{blob.name}"
+        try:
+            blob.upload_from_file(sink, size=size, if_generation_match=0, **self._options)
+        except REST_ERRORS as error:
+            # The name is this attempt's own: what stands there is this file, stored by a try
+            # whose answer was lost.
+            if classify(error) is not Fault.STALE:
+                raise self._explain(error, uri) from error
+        staged.uris.append(uri)
+        staged.rows += table.num_rows
+        staged.bytes += size
+
+    def clear(self) -> None:
+        """Delete this attempt's files. One that cannot be deleted is left to the bucket's rules."""
+        for blob in self._blobs:
+            try:
+                blob.delete(**self._options)
+            except REST_ERRORS:
+                continue
+
+    def _explain(self, error: Exception, uri: str) -> ConnectorError:
+        if isinstance(error, NotFound):
+            return ConfigurationError(
+                f"The staging bucket gs://{self._bucket.name} does not exist: create it in the "
+                f"datasets' location (gcloud storage buckets create gs://{self._bucket.name})."
+            )
+        return explain(error, f"Staging file {uri}")
+
+
+class Stager:
+    """Collects rows by target and stages them in files of bounded size."""
+
+    def __init__(self, staging: Staging, progress: Progress) -> None:
+        """Write through `staging`; count rows in `progress`."""
+        self._staging, self._progress = staging, progress
+        self._buffers: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+        self._held: dict[str, int] = defaultdict(int)
+        self.staged: dict[str, Staged] = defaultdict(Staged)
+
+    def add(self, target: str, batch: pa.RecordBatch) -> None:
+        """Keep the rows of one target until they fill a file."""
+        self._buffers[target].append(batch)
+        self._held[target] += batch.nbytes
+        if self._held[target] >= FILE_BYTES:
+            self._flush(target)
+        elif sum(self._held.values()) >= BUFFER_BYTES:
+            self._flush(max(self._held, key=self._held.__getitem__))
+        self._progress.advance(batch.num_rows)
+
+    def finish(self, targets: Iterable[str], schema: pa.Schema) -> None:
+        """Stage what is left. A target without rows gets a file without rows."""
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        for target in targets:
+            if self._buffers[target] or not self.staged[target].uris:
+                self._buffers[target].append(empty)
+                self._flush(target)
+
+    def _flush(self, target: str) -> None:
+        self._staging.write(self._buffers.pop(target), self.staged[target])
+        self._held.pop(target, None)

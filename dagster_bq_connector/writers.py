@@ -1,0 +1,189 @@
+"""The writers: one abstract resource, and one class for each write method."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import dagster as dg
+import dagster_gcp
+from pydantic import ConfigDict, Field
+
+from dagster_bq_connector.errors import UnsupportedError
+from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context
+from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.resources import Connected, Destination
+from dagster_bq_connector.schema.data import Batches, Data, open_data
+from dagster_bq_connector.schema.types import table_fields
+from dagster_bq_connector.table.admin import Creation, EnsuredTable
+from dagster_bq_connector.table.options import TableOptions
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.slice import TableSlice
+from dagster_bq_connector.write import default_stream, file_loads
+from dagster_bq_connector.write.result import Operation, WriteResult
+from dagster_bq_connector.write.staging import Staging
+from dagster_bq_connector.write.targets import Ensure, of_slice, of_table
+
+
+class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
+    """Writes tables. What writes is chosen by choosing one of its subclasses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bigquery: dg.ResourceDependency[dagster_gcp.BigQueryResource]
+    create_table: bool = Field(
+        default=True, description="Create missing tables from the data's schema and the options."
+    )
+    create_dataset: bool = Field(
+        default=False, description="Create missing datasets, in the location of the resource."
+    )
+
+    def append(
+        self, data: Data, table: Destination, options: TableOptions | None = None
+    ) -> MaterializedWrite:
+        """Add rows to a table.
+
+        Args:
+            data: An Arrow table, batch or reader, a Polars or pandas frame, the rows of a read, or
+                an iterable of any of them.
+            table: The table. It is created when it is missing, if `create_table` allows it.
+            options: The layout of a table that is created; an existing one is checked against it.
+
+        Returns:
+            What was written; `to_materialize_result()` makes it an asset's result.
+
+        Raises:
+            SchemaError: The columns do not fit the table. Nothing was written.
+            FailedRowsError: Some rows do not fit; it says which, and what was written.
+            TableNotFoundError, DatasetNotFoundError: It is missing and may not be created.
+            TableMismatchError: The table is laid out otherwise than `options` ask.
+            UnreachableError: No answer within the deadline.
+        """
+        return MaterializedWrite.of(self._append(Connected.to(self.bigquery), data, table, options))
+
+    def replace(
+        self, data: Data, table: Destination, options: TableOptions | None = None
+    ) -> MaterializedWrite:
+        """Put rows in the place of those that are there: of the table, or of partitions of it.
+
+        Each table or partition changes at once, and not at all when it fails. Data without rows
+        empties what it replaces.
+
+        Args:
+            data: As for `append`.
+            table: A table, a partition (`shop.orders$20260801`), or what `DailyTable.for_run`
+                gives.
+            options: As for `append`.
+
+        Returns:
+            What was written.
+
+        Raises:
+            UnsupportedError: The write method cannot replace. Nothing was written.
+            PartitionError: A row belongs to another partition. Nothing was changed.
+            ConnectorError: As for `append`; nothing was changed.
+        """
+        return MaterializedWrite.of(
+            self._replace(Connected.to(self.bigquery), data, table, options)
+        )
+
+    @abstractmethod
+    def _append(
+        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+    ) -> WriteResult: ...
+
+    @abstractmethod
+    def _replace(
+        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+    ) -> WriteResult: ...
+
+    def _ensure(self, connected: Connected, data: Batches) -> Ensure:
+        """Finds or creates tables for this data."""
+        creation = Creation(tables=self.create_table, datasets=self.create_dataset)
+        columns, admin = table_fields(data.schema), connected.admin
+
+        def ensure(ref: TableRef, options: TableOptions | None) -> EnsuredTable:
+            return admin.ensure(ref, columns, options, creation)
+
+        return ensure
+
+
+class DefaultStreamWriter(BigQueryWriter):
+    """Appends over the Storage Write API's default stream.
+
+    At least once: a retry after a lost acknowledgement can write rows twice. Rows are visible as
+    soon as they are acknowledged.
+    """
+
+    def _append(
+        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+    ) -> WriteResult:
+        if isinstance(table, TableSlice):
+            raise UnsupportedError(
+                f"BigQuery chooses the partition of a row that is streamed: append to "
+                f"{table.table} itself, or write its partitions with FileLoadsWriter."
+            )
+        ref, batches = connected.resolve(table), open_data(data)
+        if ref.partition:
+            raise UnsupportedError(
+                f"BigQuery chooses the partition of a row that is streamed: append to "
+                f"{ref.at(None)}, or write {ref} with FileLoadsWriter."
+            )
+        ensured = self._ensure(connected, batches)(ref, options)
+        with Progress(f"Appending to {ref}", log()) as progress:
+            return default_stream.append(
+                connected.clients, ensured, batches, progress, connected.deadline
+            )
+
+    def _replace(
+        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+    ) -> WriteResult:
+        raise UnsupportedError("The default stream only adds rows: replace with FileLoadsWriter.")
+
+
+class FileLoadsWriter(BigQueryWriter):
+    """Writes by load jobs from Parquet files, which it stages in Cloud Storage and then deletes.
+
+    Load jobs are free, and atomic. A table takes 1,500 of them a day.
+    """
+
+    staging: str = Field(description="gs://bucket or gs://bucket/prefix for the files.")
+
+    def _append(
+        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+    ) -> WriteResult:
+        return self._load(connected, data, table, options, "append")
+
+    def _replace(
+        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+    ) -> WriteResult:
+        return self._load(connected, data, table, options, "replace")
+
+    def _load(
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        operation: Operation,
+    ) -> WriteResult:
+        batches, deadline = open_data(data), connected.deadline
+        billing, clients = connected.billing_project, connected.clients
+        staging = Staging(clients, billing, self.staging, deadline)
+        ensure = self._ensure(connected, batches)
+        if isinstance(table, TableSlice):
+            targets = of_slice(table.resolve(connected.project), ensure, options)
+        else:
+            targets = of_table(connected.resolve(table), ensure, options)
+        labels = dict(connected.defaults.labels) | dict(job_labels(run_context()))
+        with Progress(f"Staging for {targets.table}", log()) as progress:
+            return file_loads.load(
+                connected.rest,
+                staging,
+                targets,
+                batches,
+                operation=operation,
+                labels=labels,
+                progress=progress,
+                deadline=deadline,
+            )
