@@ -230,7 +230,8 @@ def error_text(error: BaseException | status_pb2.Status) -> str:
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details() or 'no details'}"
     if isinstance(error, api.GoogleAPICallError):
-        return error.message
+        said = [detail.get("message") for detail in error.errors if isinstance(detail, dict)]
+        return (said and said[0]) or error.message
     return str(error) or type(error).__name__
 
 
@@ -280,6 +281,9 @@ def _by_http(error: api.GoogleAPICallError) -> Fault:
     return _HTTP_CODES.get(int(error.code or 0), Fault.REFUSED)
 
 
+_DATASET = re.compile(r"not found: dataset (\S+)", re.I)
+
+
 def explain(error: Exception, subject: object) -> ConnectorError:
     """A failure of a Google client as an error of ours that names the thing and the remedy.
 
@@ -291,9 +295,11 @@ def explain(error: Exception, subject: object) -> ConnectorError:
         return error
     fault, text = classify(error), error_text(error)
     if fault is Fault.DATASET_MISSING:
+        found = _DATASET.search(text)
+        dataset = found[1] if found else "project:dataset"
         return DatasetNotFoundError(
-            f"The dataset of {subject} does not exist. Create it (bq mk --location=EU --dataset "
-            f"project:dataset), or set create_dataset=True on the writer. BigQuery said: {text}"
+            f"{subject}: dataset {dataset} does not exist. Create it (bq mk --location=EU "
+            f"--dataset {dataset}), or set create_dataset=True on the writer."
         )
     if fault is Fault.TABLE_MISSING:
         return TableNotFoundError(

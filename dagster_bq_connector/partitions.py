@@ -111,10 +111,14 @@ class DailyTable:
             options=replace(self.options, partitioning=layout),
         )
 
-    def where(self, context: Context) -> TimeFilter:
-        """The rows of this run's partitions, for reading from any table with the same column.
+    def where(self, context: Context, column: str | None = None) -> TimeFilter:
+        """The rows of this run's partitions, for reading from any table.
 
         The literals follow the type of the column in the table that is read.
+
+        Args:
+            context: The run.
+            column: The column of that table that is filtered; the one of this table when None.
 
         Raises:
             PartitionError: The run has no partition, or a partition that is no time.
@@ -125,7 +129,7 @@ class DailyTable:
             windows = tuple(Window(window.start, window.end) for window in found)
         else:
             windows = tuple(self._window(key) for key in _keys(context))
-        return TimeFilter(self.column or INGESTION_TIME, windows)
+        return TimeFilter(column or self.column or INGESTION_TIME, windows)
 
     def _window(self, key: str) -> Window:
         definition = _DEFINITIONS[self.granularity](

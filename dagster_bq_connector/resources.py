@@ -1,7 +1,5 @@
 """The resources that connect to BigQuery and read from it; the writers are in writers.py."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class Connected:
     deadline: float
 
     @classmethod
-    def to(cls, resource: dagster_gcp.BigQueryResource) -> Connected:
+    def to(cls, resource: dagster_gcp.BigQueryResource) -> "Connected":
         """The connection of a resource."""
         if isinstance(resource, BigQueryResource):
             return resource.connect()

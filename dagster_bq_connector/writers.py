@@ -1,7 +1,5 @@
 """The writers: one abstract resource, and one class for each write method."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

@@ -17,12 +17,13 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dagster_bq_connector.local import requirements
 from dagster_bq_connector.local.gateway import HOST, Gateway
@@ -50,6 +51,8 @@ def serve(options: dict[str, Any], announce: Announce, gone: threading.Event) ->
     """
     requirements.check()
     requirements.forget_settings()
+    # Google's client and DuckDB would import it when it is installed, and nobody here needs it.
+    sys.modules["pandas"] = cast("Any", None)
     data = Path(options["data_dir"])
     with _held(data), contextlib.ExitStack() as stack:
         requirements.provide_duckdb_extensions(data / "home")

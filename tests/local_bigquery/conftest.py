@@ -4,6 +4,7 @@ import contextlib
 import queue
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -307,11 +308,9 @@ def command():
 
 @pytest.fixture(scope="session")
 def together():
-    """Call each function in a thread of its own, all let go at once; their results or exceptions."""
+    """Call functions in threads, all let go at once. Gives their results or exceptions."""
 
     def run(functions):
-        import threading
-
         gate = threading.Barrier(len(functions))
 
         def call(function):

@@ -122,8 +122,8 @@ def test_upper_and_lower_case_and_leading_zeros_are_one_sequence(lab, table, con
 def test_bad_sequences_and_change_types_are_row_errors(lab, table, connection):
     sequences = ["", "G", "1/", "/1", "1/2/3/4/5", "12345678901234567", "-1"]
     bad = [(upsert(2, "bad", each), "CHANGE_SEQUENCE_NUMBER") for each in sequences]
-    for kind in ("INSERT", "upsert", "", None):
-        bad.append((upsert(2, "bad", "1") | {"_CHANGE_TYPE": kind}, "CHANGE_TYPE"))
+    kinds = ("INSERT", "upsert", "", None)
+    bad += [(upsert(2, "bad", "1") | {"_CHANGE_TYPE": kind}, "CHANGE_TYPE") for kind in kinds]
     for row, word in bad:
         answer = connection.send([upsert(1, "good", "1"), row])
         assert answer.error.code == INVALID, row

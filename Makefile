@@ -1,0 +1,48 @@
+# The two commands of the README are `make demo` and `make test`; both set up what they need.
+PYTHON := .venv/bin/python
+PORT ?= 3000
+UI ?= 1
+# Tests that use the local BigQuery start it themselves; two workers are what two cores carry.
+WORKERS ?= 2
+export GRPC_VERBOSITY ?= NONE
+
+.PHONY: setup demo test soak check docs bench test-gcp format constraints clean
+
+setup:
+	@tools/setup.sh
+
+demo: setup ## A week of flights in and out of a local BigQuery, then Dagster on port 3000 (UI=0: without)
+	@$(PYTHON) -m flights.demo --port $(PORT) $(if $(filter 0,$(UI)),--no-ui)
+
+test: setup ## Every test that needs no cloud account
+	@tools/browser.sh
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile
+
+check: setup ## Style, types and the floors of the house
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports --no-cache --config pyproject.toml
+
+format: setup
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+soak: setup ## The long proofs, at full counts; there are none yet
+	@echo "No long proofs yet: they come with the exactly-once methods."
+
+bench: setup ## Ratios measured in one run, printed
+	$(PYTHON) -m benchmarks
+
+docs: setup ## The reference is the README and docs/, as they stand
+	@echo "docs/ is plain Markdown so far: start with docs/index.md."
+
+test-gcp: setup ## Tests against a real project, when BQ_TEST_PROJECT and its kin are set
+	$(PYTHON) -m pytest tests/gcp
+
+constraints: setup ## Choose the pinned versions anew
+	uv pip compile -q --universal --python-version 3.13 --no-annotate --no-header \
+		--all-extras --group dev pyproject.toml -o constraints.txt
+
+clean:
+	rm -rf .venv .uv .demo

@@ -1,0 +1,24 @@
+"""The connection. The emulators' variables, when they are set, decide where it leads."""
+
+import os
+
+import dagster as dg
+
+from dagster_bq_connector import BigQueryReader, BigQueryResource, FileLoadsWriter
+
+
+@dg.definitions
+def resources() -> dg.Definitions:
+    """BigQuery, a reader and a writer."""
+    bigquery = BigQueryResource(
+        project=dg.EnvVar("GOOGLE_CLOUD_PROJECT"),
+        location=os.environ.get("FLIGHTS_LOCATION", "US"),
+    )
+    staging = os.environ.get("FLIGHTS_STAGING", "gs://flights-staging")
+    return dg.Definitions(
+        resources={
+            "bigquery": bigquery,
+            "reader": BigQueryReader(bigquery=bigquery),
+            "writer": FileLoadsWriter(bigquery=bigquery, staging=staging, create_dataset=True),
+        }
+    )
