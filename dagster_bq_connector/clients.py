@@ -22,7 +22,8 @@ import requests.adapters
 from google.api_core import client_info
 from google.api_core.client_options import ClientOptions
 from google.auth.exceptions import DefaultCredentialsError
-from google.cloud import bigquery, bigquery_storage_v1, storage
+from google.cloud import bigquery, storage
+from google.cloud.bigquery_storage_v1 import BigQueryReadClient as ReadClient
 from google.cloud.bigquery_storage_v1.services.big_query_read.transports import (
     BigQueryReadGrpcTransport,
 )
@@ -172,6 +173,27 @@ class JobDefaults:
         return config
 
 
+class _RestClient(bigquery.Client):
+    """Google's REST client, whose read sessions go to the same place as its other calls.
+
+    It opens a Storage Read client for `to_dataframe` and `to_arrow`, by a private method and
+    always to the real service: beside an emulator, or a private endpoint, that is the wrong one.
+    """
+
+    def __init__(self, open_read: Callable[[], ReadClient | None], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._open_read = open_read
+
+    def _ensure_bqstorage_client(
+        self,
+        bqstorage_client: ReadClient | None = None,
+        client_options: object = None,
+        client_info: object = None,
+        transport: object = None,
+    ) -> ReadClient | None:
+        return bqstorage_client or self._open_read()
+
+
 class Clients:
     """The clients of one pair of endpoints and credentials, each opened on first use.
 
@@ -231,7 +253,8 @@ class Clients:
         defaults = defaults or JobDefaults()
 
         def open_it() -> bigquery.Client:
-            return bigquery.Client(
+            return _RestClient(
+                self._read_for_rest,
                 project=project,
                 location=location,
                 credentials=self.credentials,
@@ -263,14 +286,19 @@ class Clients:
         return self._once("channel", self._channel)
 
     @property
-    def read(self) -> bigquery_storage_v1.BigQueryReadClient:
+    def read(self) -> ReadClient:
         """The Storage Read client, for control calls; rows go over `channel` directly."""
+        return self._once("read", lambda: _read_client(self.channel))
 
-        def open_it() -> bigquery_storage_v1.BigQueryReadClient:
-            transport = BigQueryReadGrpcTransport(channel=self.channel)
-            return bigquery_storage_v1.BigQueryReadClient(transport=transport)
+    def _read_for_rest(self) -> ReadClient | None:
+        """A read client with a channel of its own, which the REST client closes after use.
 
-        return self._once("read", open_it)
+        None, and the rows come over REST, beside a REST emulator alone.
+        """
+        try:
+            return _read_client(self._channel())
+        except ConfigurationError:
+            return None
 
     def _channel(self) -> grpc.Channel:
         self.endpoints.check("storage")
@@ -301,6 +329,10 @@ class Clients:
         if endpoint is None:
             return ClientOptions(universe_domain=None if domain == GOOGLE else domain)
         return ClientOptions(api_endpoint=endpoint.url)
+
+
+def _read_client(channel: grpc.Channel) -> ReadClient:
+    return ReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
 
 
 _shared: dict[tuple[Endpoints, Credentials], Clients] = {}

@@ -30,7 +30,8 @@ class Endpoint:
     @classmethod
     def parse(cls, text: str, tls: bool) -> Endpoint:
         """Read `https://host`, `http://host:port` or `host:port`, for which `tls` decides."""
-        scheme, found, address = text.rstrip("/").rpartition("://")
+        scheme, found, address = text.rpartition("://")
+        address = address.removesuffix("/")
         if found and scheme not in ("http", "https"):
             raise ConfigurationError(f"{text!r} is no endpoint: it starts with {scheme}://.")
         if not address or "/" in address:

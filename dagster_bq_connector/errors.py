@@ -231,7 +231,7 @@ def error_text(error: BaseException | status_pb2.Status) -> str:
         return f"{error.code().name}: {error.details() or 'no details'}"
     if isinstance(error, api.GoogleAPICallError):
         said = [detail.get("message") for detail in error.errors if isinstance(detail, dict)]
-        return (said and said[0]) or error.message
+        return str(said[0]) if said and said[0] else error.message
     return str(error) or type(error).__name__
 
 

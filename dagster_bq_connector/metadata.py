@@ -119,7 +119,7 @@ def job_labels(context: Context | None) -> Mapping[str, str]:
     """
     if context is None:
         return {}
-    labels = {"dagster_run_id": context.run_id, "dagster_job": context.job_name}
+    labels = {"dagster_run_id": context.run.run_id, "dagster_job": context.job_name}
     if context.has_assets_def and len(keys := context.selected_asset_keys) == 1:
         labels["dagster_asset"] = next(iter(keys)).to_user_string()
     if context.has_partition_key:

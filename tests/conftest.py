@@ -3,8 +3,10 @@
 import os
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
 from dagster_bq_connector import (
     BigQueryReader,
     BigQueryResource,
@@ -24,17 +26,25 @@ def local() -> Iterator[LocalBigQuery]:
 
 
 @pytest.fixture(scope="session")
-def bigquery(local: LocalBigQuery) -> BigQueryResource:
-    """A resource that is connected to it by its fields, not by the environment."""
+def fields(local: LocalBigQuery) -> dict[str, Any]:
+    """The fields of a resource that is connected to it, whatever the environment says.
+
+    A resource with other fields is made anew from these: Dagster does not see `model_copy`.
+    """
     environment = local.environment
-    resource = BigQueryResource(
-        project=environment["GOOGLE_CLOUD_PROJECT"],
-        location="US",
-        api_endpoint=environment["BIGQUERY_EMULATOR_HOST"],
-        storage_endpoint=f"http://{environment['BIGQUERY_STORAGE_EMULATOR_HOST']}",
-        cloud_storage_endpoint=environment["STORAGE_EMULATOR_HOST"],
-        deadline_seconds=60,
-    )
+    return {
+        "project": environment["GOOGLE_CLOUD_PROJECT"],
+        "location": "US",
+        "api_endpoint": environment["BIGQUERY_EMULATOR_HOST"],
+        "storage_endpoint": f"http://{environment['BIGQUERY_STORAGE_EMULATOR_HOST']}",
+        "cloud_storage_endpoint": environment["STORAGE_EMULATOR_HOST"],
+        "deadline_seconds": 60.0,
+    }
+
+
+@pytest.fixture(scope="session")
+def bigquery(fields: dict[str, Any]) -> BigQueryResource:
+    resource = BigQueryResource(**fields)
     connected = resource.connect()
     connected.clients.cloud_storage(connected.project).create_bucket(BUCKET)
     return resource

@@ -39,7 +39,7 @@ echo "Setting up .venv (Python ${python:-3.13, which uv will install}) ..." >&2
 rm -rf .venv
 "$uv" venv --quiet --python "${python:-3.13}" .venv
 # --no-deps: the pins are the whole set, DuckDB's override included (see pyproject.toml).
-"$uv" pip install --quiet --python .venv --no-deps -r constraints.txt
+"$uv" pip install --quiet --python .venv --no-deps --compile-bytecode -r constraints.txt
 "$uv" pip install --quiet --python .venv --no-deps -e . -e example_project
 echo "$pins" >.venv/.pins
 echo "Done." >&2

@@ -9,6 +9,7 @@
     gateway.py       generation preconditions in front of it
     conditions.py    what a Cloud Storage request touches, and under which preconditions
     upstream.py      the one door to local-bigquery
+    catalog.py       what exists, asked of the lake's own records
     faults.py        StorageError inside google.rpc.Status
     staging.py       hidden tables that hold rows which are checked but not yet visible
     streams.py       Storage Write: checked appends, atomic commits, repeatable flushes

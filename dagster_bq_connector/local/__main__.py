@@ -35,7 +35,8 @@ def _listen() -> None:
 
 
 def _follow_stdin() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin: its lock would be in the way when the process ends
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -48,11 +48,13 @@ def _locked(function: Callable[..., Any], lock: threading.RLock) -> Callable[...
     return inner
 
 
-def _interval(node: Any, evaluate: Callable[[Any], Any]) -> str:
-    """INTERVAL 10 MINUTE -> "0-0 0 0:10:0".
+def _interval(node: Any, evaluate: Callable[[Any], Any]) -> str | None:
+    """INTERVAL 10 MINUTE -> "0-0 0 0:10:0", NULL -> None.
 
     Upstream translates no INTERVAL '...' A TO B, so those are read here.
     """
+    if isinstance(node, exp.Null):
+        return None
     unit = node.args.get("unit")
     if isinstance(unit, exp.IntervalSpan):
         form = SPANS.get(unit.sql("bigquery").upper())

@@ -144,15 +144,6 @@ def _named(resource: Any, reference: Reference) -> Any:
     return resource.replace(id=names.label(*reference), tableReference=own)
 
 
-def _counted(resource: Any) -> Any:
-    """With its true number of rows: upstream's comes from the lake's files, deleted rows included."""
-    if resource.type != "TABLE" or not resource.numRows or resource.numRows == "0":
-        return resource
-    name = tables.name(*tables.reference(resource.tableReference))
-    [(count,)] = database.fetch(f"SELECT count(*) FROM {name}")
-    return resource.replace(numRows=str(count))
-
-
 def _get(original: Any) -> Any:
     def get(
         project_id: str,
@@ -165,8 +156,7 @@ def _get(original: Any) -> Any:
         if split(table_id)[1] == SUMMARY:
             return _named(_summary(reference), reference)
         if not (target := partition(reference)):
-            resource = original(project_id, dataset_id, table_id, selected_fields, view)
-            return resource if view == "BASIC" else _counted(resource)
+            return original(project_id, dataset_id, table_id, selected_fields, view)
         [(count,)] = database.fetch(f"SELECT count(*) FROM {target.rows()}")
         resource = original(*target.table, selected_fields, view)
         return _named(resource.replace(numRows=str(count)), reference)

@@ -33,7 +33,7 @@ from dagster_bq_connector.local.storage import cloud_storage
 MESSAGE_LIMIT = 20 << 20  # bytes, of the transport; streams.py refuses above the service's limit
 THREADS = 1024  # an open AppendRows call keeps one for as long as it is open
 STOP_SECONDS = 5  # for what is under way; then it is cut off
-LOCK_SECONDS = 5  # a killed caller's server needs a moment to follow it
+LOCK_SECONDS = 3  # a killed caller's server needs a moment to follow it
 
 Announce = Callable[..., None]
 
@@ -114,6 +114,7 @@ def _configure(data: Path, project: str, storage_port: int) -> None:
 def _extend(options: dict[str, Any]) -> None:
     """Install every module. The engine must be configured before."""
     from dagster_bq_connector.local import (
+        catalog,
         cdc,
         destinations,
         faults,
@@ -125,6 +126,7 @@ def _extend(options: dict[str, Any]) -> None:
     )
 
     refuse = options["refuse_streamed_tables"]
+    catalog.install()
     faults.install(mask_missing_tables=options["mask_missing_tables"])
     metadata.install()
     partitions.install()

@@ -42,15 +42,15 @@ def open_data(data: Data) -> Batches:
         return Batches(data.schema, iter([data]))
     if isinstance(data, pa.Table):
         return Batches(data.schema, iter(data.to_batches()))
-    if isinstance(schema := getattr(data, "schema", None), pa.Schema) and isinstance(
-        data, Iterable
-    ):
-        return Batches(schema, iter(data))  # the rows of a read, too: their errors keep their type
     if (name := _frame(data)) == "pandas":
         table = pa.Table.from_pandas(data, preserve_index=False)
         return Batches(table.schema.remove_metadata(), iter(table.to_batches()))
     if name == "polars":
         return open_data(pa.RecordBatchReader.from_stream(data.lazy().collect()))
+    if isinstance(schema := getattr(data, "schema", None), pa.Schema) and isinstance(
+        data, Iterable
+    ):
+        return Batches(schema, iter(data))  # the rows of a read, too: their errors keep their type
     if hasattr(data, "__arrow_c_stream__"):
         return open_data(pa.RecordBatchReader.from_stream(data))
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):

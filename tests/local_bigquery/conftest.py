@@ -271,9 +271,10 @@ def session_lab(local_environment) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def lab(session_lab) -> Lab:
+def lab(session_lab) -> Iterator[Lab]:
     session_lab.new_dataset()
-    return session_lab
+    yield session_lab
+    session_lab.client.delete_dataset(session_lab.dataset, delete_contents=True)
 
 
 @pytest.fixture(scope="session")

@@ -153,7 +153,7 @@ def test_every_unit(lab, clause, id, value):
     ):
         with pytest.raises(exceptions.BadRequest, match="belong to different partitions"):
             lab.load(f"{table}${bad}", rows, **into)
-    for bad in ("nonsense", "20269999", "21", f"{id}0", ""):
+    for bad in ("nonsense", "20269999", f"{id}0", ""):
         with pytest.raises(exceptions.GoogleAPICallError):
             lab.load(f"{table}${bad}", [{"id": 6, column: value}], **into)
     assert ids(lab, table) == [2, 4, 5]

@@ -1,0 +1,68 @@
+"""A Storage API on a real socket, whose answers a test scripts: for what no local service can do.
+
+It stalls, drains, refuses and forgets on demand. Nothing is stored.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.cloud.bigquery_storage_v1 import types
+
+WRITE = "google.cloud.bigquery.storage.v1.BigQueryWrite"
+READ = "google.cloud.bigquery.storage.v1.BigQueryRead"
+Request = types.AppendRowsRequest
+Response = types.AppendRowsResponse
+
+
+def acknowledged(offset: int | None = None) -> Response:
+    result = Response.AppendResult(offset=offset) if offset is not None else {}
+    return Response(append_result=result)
+
+
+class FakeStorage:
+    """The server. Set `append` and `read`; each call runs them in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.append: Callable[[Iterator[Request], grpc.ServicerContext], Iterator[Response]]
+        self.read: Callable[[types.ReadRowsRequest, grpc.ServicerContext], Iterator[Any]]
+        self.session: types.ReadSession = types.ReadSession()
+        self.append_calls = 0
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_workers=32),
+            options=[("grpc.max_receive_message_length", 64 * 1024 * 1024)],
+        )
+        write = grpc.stream_stream_rpc_method_handler(
+            self._append, Request.deserialize, Response.serialize
+        )
+        rows = grpc.unary_stream_rpc_method_handler(
+            lambda request, context: self.read(request, context),
+            types.ReadRowsRequest.deserialize,
+            types.ReadRowsResponse.serialize,
+        )
+        session = grpc.unary_unary_rpc_method_handler(
+            lambda _request, _context: self.session,
+            types.CreateReadSessionRequest.deserialize,
+            types.ReadSession.serialize,
+        )
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(WRITE, {"AppendRows": write}),
+                grpc.method_handlers_generic_handler(
+                    READ, {"ReadRows": rows, "CreateReadSession": session}
+                ),
+            ]
+        )
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.address = f"127.0.0.1:{self.port}"
+        self._server.start()
+
+    def _append(
+        self, requests: Iterator[Request], context: grpc.ServicerContext
+    ) -> Iterator[Response]:
+        self.append_calls += 1
+        yield from self.append(requests, context)
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()

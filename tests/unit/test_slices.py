@@ -1,0 +1,157 @@
+"""Partition keys, windows of time, partition ids, and the rows that belong to them."""
+
+import datetime as dt
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+
+from dagster_bq_connector import DailyTable, TableOptions, TimePartitioning
+from dagster_bq_connector.errors import ConfigurationError, InvalidNameError, PartitionError
+
+BERLIN = ZoneInfo("Europe/Berlin")
+DATE, DATETIME = pa.date32(), pa.timestamp("us")
+TIMESTAMP = pa.timestamp("us", "UTC")
+
+
+def ids(daily: DailyTable, kind: pa.DataType | None, *keys: str) -> list[str]:
+    return list(daily.for_keys(keys).partitions(kind))
+
+
+@pytest.mark.parametrize(
+    ("granularity", "key", "expected"),
+    [
+        ("hour", "2026-08-01-13:00", "2026080113"),
+        ("day", "2026-08-01", "20260801"),
+        ("month", "2026-08-01", "202608"),
+    ],
+)
+def test_keys_become_ids(granularity: str, key: str, expected: str) -> None:
+    daily = DailyTable("d.t", column="c", granularity=granularity)  # type: ignore[arg-type]
+    for kind in (DATETIME, TIMESTAMP, None):
+        assert ids(daily, kind, key) == [expected]
+
+
+def test_a_day_of_another_zone() -> None:
+    daily = DailyTable("d.t", column="c", timezone="Europe/Berlin")
+    assert ids(daily, DATE, "2026-08-01") == ["20260801"]
+    assert ids(daily, DATETIME, "2026-08-01") == ["20260801"]
+    with pytest.raises(PartitionError, match="'2026-08-01' of d.t .* not one day of UTC"):
+        ids(daily, TIMESTAMP, "2026-08-01")
+    sharded = DailyTable("d.t", column="c", timezone="Europe/Berlin", layout="sharded")
+    assert ids(sharded, TIMESTAMP, "2026-08-01") == ["20260801"]
+    hourly = DailyTable("d.t", column="c", timezone="Europe/Berlin", granularity="hour")
+    assert ids(hourly, TIMESTAMP, "2026-08-01-02:00") == ["2026080100"]
+
+
+def test_the_hour_that_the_calendar_has_twice_belongs_to_one_key() -> None:
+    hourly = DailyTable("d.t", column="c", timezone="Europe/Berlin", granularity="hour")
+    definition = hourly.partitions_def("2026-10-25-00:00", end="2026-10-25-05:00")
+    keys = definition.get_partition_keys()
+    assert len(keys) == 6
+    assert ids(hourly, DATETIME, *keys) == [
+        "2026102500",
+        "2026102501",
+        "2026102502",
+        "2026102503",
+        "2026102504",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("DATE", "(`c` >= DATE '2026-08-01' AND `c` < DATE '2026-08-03')"),
+        (
+            "DATETIME",
+            "(`c` >= DATETIME '2026-08-01 00:00:00' AND `c` < DATETIME '2026-08-03 00:00:00')",
+        ),
+        (
+            "TIMESTAMP",
+            "(`c` >= TIMESTAMP '2026-07-31 22:00:00.000000+00:00'"
+            " AND `c` < TIMESTAMP '2026-08-02 22:00:00.000000+00:00')",
+        ),
+    ],
+)
+def test_the_literals_of_a_filter_follow_the_column(kind: str, expected: str) -> None:
+    daily = DailyTable("d.t", column="c", timezone="Europe/Berlin")
+    assert daily.for_keys(["2026-08-01", "2026-08-02"]).filter.sql(kind) == expected
+
+
+def test_a_filter_of_days_apart_and_of_a_column_that_is_no_time() -> None:
+    daily = DailyTable("d.t", column="c")
+    both = daily.for_keys(["2026-08-01", "2026-08-05"]).filter
+    assert both.sql("DATE").count("OR") == 1
+    with pytest.raises(PartitionError, match="'c' is STRING"):
+        both.sql("STRING")
+    hourly = DailyTable("d.t", column="c", granularity="hour").for_keys(["2026-08-01-13:00"])
+    with pytest.raises(PartitionError, match="'c' is a DATE"):
+        hourly.filter.sql("DATE")
+
+
+@pytest.mark.parametrize("kind", [DATE, DATETIME, TIMESTAMP])
+def test_rows_are_split_by_partition_in_their_order(kind: pa.DataType) -> None:
+    days = [dt.datetime(2026, 8, 1 + n % 3, tzinfo=dt.UTC) for n in range(9)]
+    batch = pa.record_batch({"n": list(range(9)), "c": pa.array(days).cast(kind)})
+    daily = DailyTable("d.t", column="C")
+    slice_ = daily.for_keys([f"2026-08-0{n}" for n in (1, 2, 3)])
+    parts = {id_: rows["n"].to_pylist() for id_, rows in slice_.split(batch, 0)}
+    assert parts == {"20260801": [0, 3, 6], "20260802": [1, 4, 7], "20260803": [2, 5, 8]}
+
+
+def test_a_sharded_row_belongs_to_the_day_of_the_zone() -> None:
+    late = dt.datetime(2026, 7, 31, 22, 30, tzinfo=dt.UTC)  # half past midnight in Berlin
+    batch = pa.record_batch({"c": pa.array([late], TIMESTAMP)})
+    daily = DailyTable("d.t", column="c", timezone="Europe/Berlin", layout="sharded")
+    assert [id_ for id_, _ in daily.for_keys(["2026-08-01"]).split(batch, 0)] == ["20260801"]
+    assert str(daily.for_keys(["2026-08-01"]).address("20260801")) == "d.t_20260801"
+
+
+@pytest.mark.parametrize(
+    ("value", "partition"), [(dt.date(2026, 8, 2), "20260802"), (None, "__NULL__")]
+)
+def test_a_row_of_another_partition_is_named(value: dt.date | None, partition: str) -> None:
+    batch = pa.record_batch({"c": pa.array([dt.date(2026, 8, 1), value], DATE)})
+    slice_ = DailyTable("d.t", column="c").for_keys(["2026-08-01"])
+    with pytest.raises(PartitionError, match=f"Row 101 .*partition {partition}.*20260801 of d.t"):
+        list(slice_.split(batch, 100))
+
+
+def test_rows_without_a_column_go_to_the_one_partition() -> None:
+    batch = pa.record_batch({"n": [1]})
+    daily = DailyTable("d.t")
+    assert [id_ for id_, _ in daily.for_keys(["2026-08-01"]).split(batch, 0)] == ["20260801"]
+    with pytest.raises(PartitionError, match="2 partitions cannot be told apart"):
+        list(daily.for_keys(["2026-08-01", "2026-08-02"]).split(batch, 0))
+
+
+def test_data_without_the_column_or_with_a_wrong_one() -> None:
+    slice_ = DailyTable("d.t", column="c").for_keys(["2026-08-01"])
+    with pytest.raises(PartitionError, match="lacks the column 'c'"):
+        list(slice_.split(pa.record_batch({"n": [1]}), 0))
+    with pytest.raises(PartitionError, match="'c' has the Arrow type int64"):
+        list(slice_.split(pa.record_batch({"c": [1]}), 0))
+
+
+@pytest.mark.parametrize(
+    ("granularity", "key"), [("day", "2026-08"), ("day", "nonsense"), ("hour", "2026-08-01")]
+)
+def test_a_key_that_is_none_is_named(granularity: str, key: str) -> None:
+    daily = DailyTable("d.t", column="c", granularity=granularity)  # type: ignore[arg-type]
+    with pytest.raises(PartitionError, match=f"'{key}' is no partition key of d.t"):
+        daily.for_keys([key])
+
+
+def test_the_layout_of_a_table_that_is_created() -> None:
+    daily = DailyTable("d.t", column="c", options=TableOptions(clustering=("a",)))
+    options = daily.for_keys(["2026-08-01"]).options
+    assert options == TableOptions(TimePartitioning("c", "day"), clustering=("a",))
+    sharded = DailyTable("d.t", column="c", layout="sharded").for_keys(["2026-08-01"])
+    assert sharded.options == TableOptions()
+
+
+def test_a_daily_table_that_cannot_be() -> None:
+    with pytest.raises(InvalidNameError):
+        DailyTable("no good")
+    with pytest.raises(ConfigurationError, match="decides the partitioning"):
+        DailyTable("d.t", options=TableOptions(partitioning=TimePartitioning()))
