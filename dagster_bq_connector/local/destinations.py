@@ -15,6 +15,7 @@ Seams: `tables.write`, where every job lands, and `tables.create` and `tables.up
 """
 
 import contextlib
+import functools
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import duckdb
 
 from dagster_bq_connector.local import cdc
-from dagster_bq_connector.local.metadata import catalog
+from dagster_bq_connector.local.metadata import catalog_lock
 from dagster_bq_connector.local.partitions import Partition, partition, split
 from dagster_bq_connector.local.staging import transaction
 from dagster_bq_connector.local.upstream import (
@@ -81,7 +82,7 @@ class Job:
             found = [source]
         return [tables.reference(each) for each in found]
 
-    @property
+    @functools.cached_property
     def copied(self) -> Any:
         """The one whole table that a copy job copies."""
         sources = self.sources
@@ -139,7 +140,7 @@ def write(
     if isolated and (id or kind):
         text = "In a session, a query can only append to a table or make one here."
         raise BigQueryError("notImplemented", text)
-    with _incoming(cur, query, params), database.writing(*job.table), catalog:
+    with _incoming(cur, query, params), database.writing(*job.table), catalog_lock:
         return _put(cur, job)
 
 
@@ -335,7 +336,7 @@ def _hidden_column(unit: str) -> str:
 
 def _touch(table: Reference) -> None:
     """Say that the table changed, and give it a record if a job of upstream's made it."""
-    with catalog:
+    with catalog_lock:
         stored = metadata.load(models.Table, *table) or tables.defaults(*table)
         tables.record(*table, stored.replace(lastModifiedTime=metadata.now()))
 
@@ -349,7 +350,7 @@ def _create(original: Any) -> Any:
     def create(project_id: str, dataset_id: str, body: Any, translate: Any) -> Any:
         if not _is_ingested(body) or not tables.fields(body):
             return original(project_id, dataset_id, body, translate)
-        with catalog:
+        with catalog_lock:
             original(project_id, dataset_id, body.without("schema"), translate)
             schema = body.only("schema")
             table_id = body.tableReference.tableId
@@ -363,7 +364,7 @@ def _update(original: Any) -> Any:
         project_id: str, dataset_id: str, table_id: str, body: Any, etag: str | None, replace: bool
     ) -> Any:
         table = (project_id, dataset_id, table_id)
-        with catalog:
+        with catalog_lock:
             stored = metadata.load(models.Table, *table)
             fields = tables.fields(body)
             if stored and fields and _is_ingested(stored) and kind_of(table) == "EMPTY":

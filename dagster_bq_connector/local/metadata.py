@@ -28,8 +28,8 @@ from dagster_bq_connector.local.upstream import (
 )
 
 # Whoever needs a table's writer lock too takes that one first.
-catalog = threading.RLock()
-_jobs = threading.RLock()
+catalog_lock = threading.RLock()
+_jobs_lock = threading.RLock()
 # "years-months days hours:minutes:seconds", the form of the REST field, from INTERVAL '...' A TO B.
 SPANS = {
     "YEAR TO SECOND": "{}",
@@ -76,14 +76,14 @@ def end_orphaned_jobs() -> None:
 def install() -> None:
     end_orphaned_jobs()
     for module, name, lock in (
-        (tables, "create", catalog),
-        (tables, "update", catalog),
-        (tables, "annotate", catalog),
-        (tables, "delete", catalog),
-        (ddl, "apply", catalog),
-        (datasets, "create", catalog),
-        (datasets, "update", catalog),
-        (runner, "submit", _jobs),
+        (tables, "create", catalog_lock),
+        (tables, "update", catalog_lock),
+        (tables, "annotate", catalog_lock),
+        (tables, "delete", catalog_lock),
+        (ddl, "apply", catalog_lock),
+        (datasets, "create", catalog_lock),
+        (datasets, "update", catalog_lock),
+        (runner, "submit", _jobs_lock),
     ):
         setattr(module, name, _locked(getattr(module, name), lock))
     options.TABLE_OPTIONS["max_staleness"] = options.Option(

@@ -187,7 +187,7 @@ def main(text: str) -> None:
     os.dup2(2, 1)  # whatever else prints goes to the log
     said, gone = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: threading.Thread(target=gone.set).start())
-    threading.Thread(target=_follow_caller, args=[gone, options], daemon=True).start()
+    threading.Thread(target=_follow_caller, args=[said, gone, options], daemon=True).start()
 
     def announce(**answer: Any) -> None:
         said.set()
@@ -208,11 +208,12 @@ def main(text: str) -> None:
     _leave(options)
 
 
-def _follow_caller(gone: threading.Event, options: dict[str, Any]) -> None:
+def _follow_caller(said: threading.Event, gone: threading.Event, options: dict[str, Any]) -> None:
     while os.read(0, 1):
         pass  # until the caller closes its end or is gone
-    gone.set()
-    time.sleep(STOP_SECONDS)
+    if said.is_set():  # before, there is nothing under way
+        gone.set()
+        time.sleep(STOP_SECONDS)
     _leave(options)
 
 

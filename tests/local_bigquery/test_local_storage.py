@@ -113,7 +113,7 @@ def test_an_upload_that_was_overtaken_fails_at_its_end(bucket, blob):
     with pytest.raises(InvalidResponse) as caught:
         file.close()
     assert caught.value.response.status_code == 412
-    del file  # it tries once more to close itself, and says so
+    del file, caught  # it tries once more to close itself, and says so
     gc.collect()
     assert fresh(blob).download_as_bytes() == b"fast"
 
