@@ -132,7 +132,7 @@ def read(address: str) -> None:
         session = create_session(clients.read, ReadRequest(TABLE, None, "", 1), "p", 60)
 
         def open_stream(stream: str, source: pa.Schema) -> StreamReader:
-            return StreamReader(clients.channel, stream, source, Backoff())
+            return StreamReader(clients.channel, stream, source, 60)
 
         rows = Rows([session], open_stream, lambda: Progress("read", log=lambda _: None))
         assert rows.to_arrow().num_rows == ROWS

@@ -54,12 +54,7 @@ def serve(rows: int) -> None:
             ),
             grpc.method_handlers_generic_handler(
                 f"{PACKAGE}.BigQueryRead",
-                {
-                    "ReadRows": grpc.unary_stream_rpc_method_handler(
-                        lambda _r, _c: iter(responses)
-                    ),
-                    "CreateReadSession": grpc.unary_unary_rpc_method_handler(lambda _r, _c: made),
-                },
+                {"ReadRows": read, "CreateReadSession": open_session},
             ),
         ]
     )

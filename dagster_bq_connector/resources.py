@@ -25,7 +25,6 @@ from dagster_bq_connector.read.request import Where, plan_read
 from dagster_bq_connector.read.rows import Rows
 from dagster_bq_connector.read.session import create_session
 from dagster_bq_connector.read.stream import StreamReader
-from dagster_bq_connector.retry import Backoff
 from dagster_bq_connector.table.admin import TableAdmin
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.slice import TableSlice
@@ -254,6 +253,6 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
 
         def open_stream(stream: str, source: Any) -> StreamReader:
             channel = connected.clients.channel
-            return StreamReader(channel, stream, source, Backoff(deadline=deadline))
+            return StreamReader(channel, stream, source, deadline)
 
         return Rows(sessions, open_stream, lambda: Progress(what, sink, total))

@@ -13,26 +13,24 @@ import duckdb
 
 from dagster_bq_connector.local.upstream import database, query
 
-# Rows of the live files of a table, without those that are deleted in them.
-TABLES = """
-SELECT t.table_name, 'TABLE', coalesce(CAST(sum(
-    f.record_count - coalesce((
-        SELECT sum(d.delete_count) FROM {lake}.ducklake_delete_file AS d
-        WHERE d.data_file_id = f.data_file_id AND d.end_snapshot IS NULL
-    ), 0)
-) AS BIGINT), 0)
-FROM {lake}.ducklake_table AS t
-JOIN {lake}.ducklake_schema AS s USING (schema_id)
-LEFT JOIN {lake}.ducklake_data_file AS f ON f.table_id = t.table_id AND f.end_snapshot IS NULL
-WHERE s.schema_name = $1 AND t.table_name = coalesce($2, t.table_name)
-AND s.end_snapshot IS NULL AND t.end_snapshot IS NULL
-GROUP BY t.table_name
-"""
-VIEWS = """
-SELECT v.view_name, 'VIEW', 0
+RELATIONS = """
+SELECT t.table_name, 'TABLE', t.table_id
+FROM {lake}.ducklake_table AS t JOIN {lake}.ducklake_schema AS s USING (schema_id)
+WHERE s.schema_name = $1 AND s.end_snapshot IS NULL AND t.end_snapshot IS NULL
+UNION ALL
+SELECT v.view_name, 'VIEW', v.view_id
 FROM {lake}.ducklake_view AS v JOIN {lake}.ducklake_schema AS s USING (schema_id)
-WHERE s.schema_name = $1 AND v.view_name = coalesce($2, v.view_name)
-AND s.end_snapshot IS NULL AND v.end_snapshot IS NULL
+WHERE s.schema_name = $1 AND s.end_snapshot IS NULL AND v.end_snapshot IS NULL
+ORDER BY 1
+"""
+# The rows of the live files, without those that are deleted in them.
+ROWS = """
+SELECT CAST(coalesce(sum(record_count), 0) - (
+    SELECT coalesce(sum(d.delete_count), 0)
+    FROM {lake}.ducklake_delete_file AS d JOIN {lake}.ducklake_data_file AS f USING (data_file_id)
+    WHERE d.table_id = $1 AND d.end_snapshot IS NULL AND f.end_snapshot IS NULL
+) AS BIGINT)
+FROM {lake}.ducklake_data_file WHERE table_id = $1 AND end_snapshot IS NULL
 """
 TEMPORARY = "SELECT table_name FROM duckdb_tables() WHERE temporary"
 Objects = list[tuple[str, str, int]]
@@ -43,8 +41,7 @@ def objects(database_name: str, schema: str, table_id: str | None = None) -> Obj
     """Name, kind and number of rows of the tables and views of a schema, or of one of them."""
     if database_name in database._attached:
         lake = database.quote(f"__ducklake_metadata_{database_name}", "main")
-        text = f"{TABLES} UNION ALL {VIEWS} ORDER BY 1".format(lake=lake)
-        return database.fetch(text, [schema, table_id])
+        return _of_lake(lake, schema, table_id)
     if table_id is None or database_name != "emulator":
         return _objects(database_name, schema, table_id)
     try:
@@ -53,6 +50,17 @@ def objects(database_name: str, schema: str, table_id: str | None = None) -> Obj
     except duckdb.CatalogException:
         return []
     return [(table_id, "TABLE", count)]
+
+
+def _of_lake(lake: str, schema: str, table_id: str | None) -> Objects:
+    with database.cursor() as cur:
+        found = cur.execute(RELATIONS.format(lake=lake), [schema]).fetchall()
+        rows = ROWS.format(lake=lake)
+        return [
+            (name, kind, cur.execute(rows, [id]).fetchall()[0][0] if kind == "TABLE" else 0)
+            for name, kind, id in found
+            if table_id in (None, name)
+        ]
 
 
 class FreshCursor:

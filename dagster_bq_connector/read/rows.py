@@ -39,19 +39,18 @@ class Rows:
         sessions: Sequence[ReadSession],
         open_stream: OpenStream,
         progress: Callable[[], Progress],
-        window: int = WINDOW_BYTES,
     ) -> None:
-        """Read `sessions`, of one schema, holding at most `window` bytes that nobody took yet."""
+        """Read `sessions`, of one schema, holding at most 64 MiB that nobody took yet."""
         self.sessions = tuple(sessions)
         self.schema = self.sessions[0].schema
-        self._open_stream, self._progress, self._window = open_stream, progress, window
+        self._open_stream, self._progress = open_stream, progress
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         with self._progress() as progress:
             for session in self.sessions:
                 names = self.schema.names
                 readers = [self._open_stream(stream, session.source) for stream in session.streams]
-                for batch in _Merged(readers, self._window):
+                for batch in _Merged(readers, WINDOW_BYTES):
                     progress.advance(batch.num_rows)
                     yield batch.select(names)
 
@@ -137,6 +136,7 @@ class _Merged:
                     break
         except Exception as failure:  # noqa: BLE001  # it is raised where the rows are taken
             error = failure
+        reader.stop()
         with self._changed:
             self._running -= 1
             self._error = self._error or error

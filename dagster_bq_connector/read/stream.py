@@ -28,8 +28,7 @@ class StreamReader:
         channel: grpc.Channel,
         stream: str,
         source: pa.Schema,
-        backoff: Backoff,
-        idle: float = IDLE_SECONDS,
+        deadline: float,
     ) -> None:
         """Prepare to read; nothing is opened yet.
 
@@ -37,8 +36,8 @@ class StreamReader:
             channel: The Storage API.
             stream: Resource name of the read stream.
             source: The columns as the service sends them.
-            backoff: Pauses between tries, and how long to try without a row.
-            idle: Seconds without a message after which the call is given up as broken.
+            deadline: Seconds to try without a row before it fails. After two minutes without a
+                message, or this time when it is shorter, a call is given up as broken.
         """
         self._method = channel.unary_stream(
             METHOD,
@@ -46,7 +45,7 @@ class StreamReader:
             response_deserializer=_Response.FromString,
         )
         self._stream, self._source = stream, source
-        self._backoff, self._idle = backoff, idle
+        self._backoff, self._idle = Backoff(deadline=deadline), min(IDLE_SECONDS, deadline)
         self._call: Any = None
         self._stopped = False
         self._awaiting: float | None = None  # since when a message is awaited

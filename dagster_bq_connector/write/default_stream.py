@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,12 @@ from dagster_bq_connector.retry import Backoff
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.table.admin import EnsuredTable
-from dagster_bq_connector.write.connection import AppendRefused, Connection, append_rows
+from dagster_bq_connector.write.connection import (
+    STALL_SECONDS,
+    AppendRefused,
+    Connection,
+    append_rows,
+)
 from dagster_bq_connector.write.encode import ArrowEncoder, OversizedRow
 from dagster_bq_connector.write.result import WriteResult
 
@@ -155,7 +161,8 @@ class _Appender:
 
     def _connect(self) -> Connection:
         call = append_rows(self._clients.channel, self._stream)
-        return Connection(call, self._encoder.first, backoff=self._backoff)
+        stall = min(STALL_SECONDS, self._backoff.deadline)
+        return Connection(call, self._encoder.first, backoff=self._backoff, stall=stall)
 
     def _send(self, piece: _Piece) -> None:
         if not piece.batch.num_rows:
@@ -228,11 +235,15 @@ class _Appender:
         return RefusedError(f"Table {self._table.ref}: {refusal}")
 
 
-def _refuse_time(schema: pa.Schema) -> None:
+def _refuse_time(fields: Iterable[pa.Field[Any]], path: str = "") -> None:
     """BigQuery's Arrow rows have no TIME; the other types that travel here they have."""
-    names = [field.name for field in schema if pa.types.is_time(field.type)]
-    if names:
-        raise UnsupportedError(
-            f"Column {names[0]!r} is TIME, which BigQuery does not take in Arrow rows: write it "
-            "with FileLoadsWriter, or store it as STRING."
-        )
+    for field in fields:
+        kind = field.type.value_type if isinstance(field.type, pa.ListType) else field.type
+        if pa.types.is_time(kind):
+            raise UnsupportedError(
+                f"Column {path + field.name!r} is TIME, which BigQuery does not take in Arrow "
+                "rows: write it with FileLoadsWriter, or store it as STRING."
+            )
+        if isinstance(kind, pa.StructType):
+            children = [kind.field(index) for index in range(kind.num_fields)]
+            _refuse_time(children, f"{path}{field.name}.")

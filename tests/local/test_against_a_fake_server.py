@@ -222,9 +222,7 @@ def test_a_slow_consumer_is_not_run_over(
     """Public failure case 59: two hundred batches of a megabyte, and nobody who takes them."""
     monkeypatch.setattr(read_rows, "WINDOW_BYTES", 8 * MIB)
     served = Served(storage, streams=4, batches=50, rows=MIB // 8)
-    rows = BigQueryReader(bigquery=faked).read(table)
-    rows._window = 8 * MIB
-    batches = iter(rows)
+    batches = iter(BigQueryReader(bigquery=faked).read(table))
     next(batches)
     before = -1
     while before != served.sent:  # until the server has nothing to do any more
@@ -272,7 +270,7 @@ def test_a_stream_that_stalls_is_opened_again(
             yield response
 
     storage.read = stalling
-    monkeypatch.setattr(read_stream.StreamReader.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(read_stream, "IDLE_SECONDS", 0.5)
     got = BigQueryReader(bigquery=faked).read(table).to_arrow()["id"].to_pylist()
     assert got == list(range(40))
     assert served.offsets == [0, 10]

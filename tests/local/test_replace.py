@@ -206,6 +206,7 @@ def test_the_time_of_ingestion(
     with bigquery.get_client() as client:
         query = f"SELECT FORMAT_DATE('%F', DATE(_PARTITIONTIME)), n FROM {name} ORDER BY 1"
         assert [tuple(row) for row in client.query_and_wait(query)] == [(DAYS[0], 3), (DAYS[1], 2)]
+    assert reader.read(daily.for_keys([DAYS[0]])).to_arrow()["n"].to_pylist() == [3]
     with pytest.raises(PartitionError, match="2 partitions cannot be told apart"):
         load_writer.replace(pa.table({"n": [1]}), daily.for_keys(DAYS[:2]))
 

@@ -4,8 +4,11 @@ Ends with status 1 when a row that went in was not read back.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +27,15 @@ from flights.definitions import defs
 WEEK = [str(date(2013, 1, 1) + timedelta(days=n)) for n in range(7)]
 BUCKET = "flights-staging"
 QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
-INSTANCE = "telemetry:\n  enabled: false\n"
+INSTANCE = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+WORKSPACE = """\
+load_from:
+  - python_module:
+      module_name: flights.definitions
+      location_name: flights
+"""
+HOST = "127.0.0.1"
+STOP_SECONDS = 60  # dagster gives each of its own processes as long
 
 
 def main() -> int:
@@ -34,17 +45,34 @@ def main() -> int:
     arguments.add_argument("--port", type=int, default=3000, help="of Dagster's page")
     arguments.add_argument("--home", type=Path, default=Path(".demo"), help="folder for its data")
     options = arguments.parse_args()
-    home: Path = options.home.absolute()
-    shutil.rmtree(home, ignore_errors=True)
+    if not options.no_ui and is_taken(options.port):
+        arguments.error(f"port {options.port} is taken: choose another (PORT=3001 make demo)")
+    # A shell ignores SIGINT for what it starts in the background, and dagster would inherit that.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        return run(options.home.absolute(), None if options.no_ui else options.port)
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        print("\nStopped.")
+        return 128 + signal.SIGINT
+
+
+def run(home: Path, port: int | None) -> int:
+    """Load and read back; then, given a port, serve the page. Returns the exit status."""
+    for folder in ("bigquery", "dagster"):  # of an earlier demo; nothing else of `home` is ours
+        shutil.rmtree(home / folder, ignore_errors=True)
     (home / "dagster").mkdir(parents=True)
     (home / "dagster" / "dagster.yaml").write_text(INSTANCE)
+    (home / "dagster" / "workspace.yaml").write_text(WORKSPACE)
     print("Starting a local BigQuery ...", flush=True)
     with LocalBigQuery(data_dir=home / "bigquery") as local:
         os.environ.update(local.environment, DAGSTER_HOME=str(home / "dagster"))
         complete = load_week()
-        if options.no_ui or not complete:
+        if port is None or not complete:
             return 0 if complete else 1
-        return serve(options.port)
+        return serve(port, home / "dagster" / "workspace.yaml")
 
 
 def load_week() -> bool:
@@ -96,18 +124,44 @@ def read_back(reader: BigQueryReader) -> bool:
     return complete
 
 
-def serve(port: int) -> int:
+def serve(port: int, workspace: Path) -> int:
     """Run `dagster dev` until Ctrl-C."""
-    page = f"http://127.0.0.1:{port}"
-    print(f"\nDagster is at {page} (Ctrl-C ends it). Press Materialize.", flush=True)
-    command = [sys.executable, "-m", "dagster", "dev", "-m", "flights.definitions"]
-    command += ["-h", "127.0.0.1", "-p", str(port), "--log-level", "warning"]
-    server = subprocess.Popen(command)
+    print("\nStarting Dagster ...", flush=True)
+    # `dg dev` supersedes it, but looks for newer versions of itself on the internet.
+    quiet = "ignore:Function `dev_command` is superseded"
+    command = [sys.executable, "-W", quiet, "-m", "dagster", "dev", "-w", str(workspace)]
+    command += ["-h", HOST, "-p", str(port), "--log-level", "warning"]
+    # In a session of its own, so that it gets one signal, from here, however this one is stopped.
+    server = subprocess.Popen(command, start_new_session=True)
     try:
-        return server.wait()
-    except KeyboardInterrupt:  # it got the same signal
-        server.wait()
+        while server.poll() is None and not is_taken(port):
+            time.sleep(0.2)
+        if server.poll() is None:
+            print(f"Dagster is at http://{HOST}:{port} (Ctrl-C ends it). Press Materialize.")
+            sys.stdout.flush()
+        return server.wait() or 1  # nobody asked it to end
+    except KeyboardInterrupt:
+        print("\nStopping Dagster ...", flush=True)
         return 0
+    finally:
+        end(server)
+
+
+def is_taken(port: int) -> bool:
+    """Whether something listens on a port of this machine."""
+    with socket.socket() as client:
+        return client.connect_ex((HOST, port)) == 0
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """Ask `dagster dev` to end, and make sure that nothing of it stays: runs, code servers."""
+    try:
+        server.send_signal(signal.SIGINT)
+        server.wait(STOP_SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,250 @@
+"""The demo as a newcomer meets it: Dagster's page in a real browser, and Ctrl-C at the end."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flights import source
+from selenium import webdriver
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+    TimeoutException,
+)
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(sys.platform != "linux", reason="the browser is Debian's"),
+]
+
+DAY = "2013-02-14"  # the demo loads the first week of January
+START_SECONDS = 300
+PAGE_SECONDS = 180
+STOP_SECONDS = 120
+MARK = "FLIGHTS_BROWSER_TEST"
+
+CHROMIUM = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1500,1300",
+]
+
+
+def family(mark: str) -> dict[int, str]:
+    """The command lines of every process that inherited the mark, whoever its parent is now."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        # A process may end while it is looked at; one that has ended has no environment left.
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(folder.name)] = command.decode(errors="replace")[:200]
+    return found
+
+
+@dataclass
+class Demo:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    mark: str
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace").replace("\r", "\n")[-4000:]
+
+    def wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the demo ended early:\n{self.tail()}"
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/server_info"):
+                return
+            time.sleep(0.5)
+        pytest.fail(f"no page at {self.url} after {START_SECONDS} s:\n{self.tail()}")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """What `make demo` starts."""
+    folder, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "flights.demo", "--port", str(port), "--home", str(folder)]
+    log = folder / "demo.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {MARK: mark, "GRPC_VERBOSITY": "NONE"},
+            start_new_session=True,  # like a terminal: a group that Ctrl-C is sent to
+        )
+    try:
+        demo = Demo(process, f"http://127.0.0.1:{port}", log, mark)
+        demo.wait_until_it_answers()
+        yield demo
+    finally:
+        for pid in family(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+class Page:
+    """The browser, used by what one sees."""
+
+    def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
+        self._driver, self._folder = driver, folder
+
+    @property
+    def text(self) -> str:
+        return self._driver.find_element(By.TAG_NAME, "body").text
+
+    def open(self, url: str) -> None:
+        self._driver.get(url)
+
+    def screenshot(self, name: str) -> Path:
+        path = self._folder / f"{name}.png"
+        self._driver.save_screenshot(path)
+        return path
+
+    def click(self, xpath: str) -> None:
+        """Click on what may still be drawn anew, or covered."""
+
+        def click(driver: webdriver.Chrome) -> bool:
+            driver.find_element(By.XPATH, xpath).click()
+            return True
+
+        self._until(click, f"nothing to click at {xpath}")
+
+    def write(self, xpath: str, text: str) -> None:
+        def write(driver: webdriver.Chrome) -> bool:
+            field = driver.find_element(By.XPATH, xpath)
+            field.click()
+            field.send_keys(text, Keys.TAB)
+            return True
+
+        self._until(write, f"nowhere to write at {xpath}")
+
+    def until_shown(self, *texts: str, never: str | None = None) -> None:
+        """Wait until all the texts stand on the page."""
+
+        def shown(driver: webdriver.Chrome) -> bool:
+            text = self.text
+            if never is not None and never in text:
+                pytest.fail(f"the page says {never!r}")
+            return all(each in text for each in texts)
+
+        self._until(shown, f"the page does not show all of {texts}")
+
+    def _until(self, step: Callable[[webdriver.Chrome], Any], problem: str) -> None:
+        passing = (
+            NoSuchElementException,
+            StaleElementReferenceException,
+            ElementClickInterceptedException,
+            ElementNotInteractableException,
+        )
+        try:
+            WebDriverWait(self._driver, PAGE_SECONDS, 0.3, passing).until(step)
+        except TimeoutException:
+            pytest.fail(f"{problem} after {PAGE_SECONDS} s")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    options = webdriver.ChromeOptions()
+    # Named, so that selenium looks for no browser or driver of its own on the internet.
+    options.binary_location = shutil.which("chromium") or "/usr/bin/chromium"
+    driver_path = shutil.which("chromedriver") or "/usr/bin/chromedriver"
+    for argument in (*CHROMIUM, f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=Service(executable_path=driver_path))
+    try:
+        yield Page(driver, tmp_path)
+    finally:
+        driver.quit()
+
+
+@contextlib.contextmanager
+def explained(page: Page, demo: Demo) -> Iterator[None]:
+    """Say with a failure what was on the page."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"Screenshot: {page.screenshot('failure')}")
+        error.add_note(f"The page:\n{page.text}")
+        error.add_note(f"The demo's output:\n{demo.tail()}")
+        raise
+
+
+def test_materialize_one_partition_in_the_page(demo: Demo, page: Page) -> None:
+    rows = source.flights_of([DAY]).num_rows
+    dialog = "//*[@role='dialog']"
+    with explained(page, demo):
+        page.open(f"{demo.url}/assets/flights")
+        page.until_shown("Every flight that left New York", "Column name", "flight_date")
+        page.screenshot("1-asset")
+        page.click("//button[starts-with(normalize-space(.), 'Materialize') and not(@disabled)]")
+        page.write(f"{dialog}//input[@type='text']", DAY)
+        page.until_shown("Partition selection\n1 partition")
+        page.screenshot("2-dialog")
+        page.click(f"{dialog}//button[normalize-space(.)='Launch 1 run' and not(@disabled)]")
+        page.click("//button[normalize-space(.)='View' and not(@disabled)]")  # in the notice
+        page.until_shown("Success", DAY, never="Failure")
+        page.screenshot("3-run")
+
+        page.open(f"{demo.url}/assets/flights?view=partitions&partition={DAY}")
+        page.until_shown(
+            f"{DAY}\nMaterialized",
+            "dagster/table_name\nlocal-project.flights.flights",
+            f"dagster/partition_row_count\n{rows}",
+        )
+        page.screenshot("4-partition")
+        page.click("//*[normalize-space(text())='[Show Table Schema]']")
+        page.until_shown("flight_date\nDATE", "carrier\nSTRING", "time_hour\nTIMESTAMP")
+        page.screenshot("5-schema")
+
+        page.open(f"{demo.url}/assets/flights")
+        page.until_shown(f"Latest materialization\n", DAY, "flight_date\nDATE")
+        page.until_shown(f"\n{rows}\n")
+        page.screenshot("6-overview")
+
+
+def test_ctrl_c_ends_the_demo_and_all_that_it_started(demo: Demo) -> None:
+    started = "\n".join(family(demo.mark).values())
+    for part in ("flights.demo", "dagster dev", "dagster_webserver", "_daemon", "fake-gcs-server"):
+        assert part in started
+    os.killpg(demo.process.pid, signal.SIGINT)
+    try:
+        status = demo.process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"still there: {family(demo.mark)}\n{demo.tail()}")
+    assert status == 0, demo.tail()
+    assert family(demo.mark) == {}
+    assert "Traceback" not in demo.tail()
