@@ -17,6 +17,7 @@
     sessions.py      Storage Read: frozen sessions, snapshot_time
     partitions.py    table$20260801 as a name of rows
     destinations.py  where load, copy and query jobs put their rows
+    loads.py         bytes of files that know their types
     metadata.py      compare-and-set on tables, one winner a job id, max_staleness
 
 Each module of the server has one `install()`, which names every seam of local-bigquery that it

@@ -118,6 +118,7 @@ def _extend(options: dict[str, Any]) -> None:
         cdc,
         destinations,
         faults,
+        loads,
         metadata,
         partitions,
         sessions,
@@ -131,6 +132,7 @@ def _extend(options: dict[str, Any]) -> None:
     metadata.install()
     partitions.install()
     destinations.install()
+    loads.install()
     streams.install()
     cdc.install(refuse_copies=refuse)
     sessions.install(refuse_streamed=refuse)

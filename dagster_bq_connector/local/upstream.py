@@ -26,6 +26,7 @@ from local_bigquery.grpc import read as _read
 from local_bigquery.grpc import server as _server
 from local_bigquery.grpc import write as _write
 from local_bigquery.jobs import copy as _copy
+from local_bigquery.jobs import load as _load
 from local_bigquery.jobs import query as _query
 from local_bigquery.jobs import runner as _runner
 from local_bigquery.jobs import store as _store
@@ -41,6 +42,7 @@ datasets: Any = _datasets
 ddl: Any = _ddl
 errors: Any = _errors
 information_schema: Any = _information_schema
+load: Any = _load
 metadata: Any = _metadata
 models: Any = _models
 names: Any = _names
