@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flights import source
 from selenium import webdriver
 from selenium.common.exceptions import (
     ElementClickInterceptedException,
@@ -30,6 +29,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from flights import source
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(sys.platform != "linux", reason="the browser is Debian's"),
@@ -37,7 +38,7 @@ pytestmark = [
 
 DAY = "2013-02-14"  # the demo loads the first week of January
 START_SECONDS = 300
-PAGE_SECONDS = 180
+PAGE_SECONDS = 120
 STOP_SECONDS = 120
 MARK = "FLIGHTS_BROWSER_TEST"
 
@@ -152,16 +153,27 @@ class Page:
 
         self._until(write, f"nowhere to write at {xpath}")
 
-    def until_shown(self, *texts: str, never: str | None = None) -> None:
+    def until_shown(self, *texts: str) -> None:
         """Wait until all the texts stand on the page."""
+        self._until(
+            lambda _: all(text in self.text for text in texts),
+            f"the page does not show all of {texts}",
+        )
 
-        def shown(driver: webdriver.Chrome) -> bool:
-            text = self.text
-            if never is not None and never in text:
-                pytest.fail(f"the page says {never!r}")
-            return all(each in text for each in texts)
+    def until_gone(self, text: str) -> None:
+        self._until(lambda _: text not in self.text, f"the page still shows {text!r}")
 
-        self._until(shown, f"the page does not show all of {texts}")
+    def until_run_succeeded(self, partition: str) -> None:
+        """Wait, on the page of runs, for a run of a partition to become green."""
+
+        def succeeded(_: webdriver.Chrome) -> bool:
+            # Every run's row ends in its button "View".
+            rows = [row for row in self.text.split("\nView\n") if f"partition: {partition}" in row]
+            if any("Failure" in row for row in rows):
+                pytest.fail(f"the run of {partition} failed")
+            return any("Success" in row for row in rows)
+
+        self._until(succeeded, f"no run of {partition} became a success")
 
     def _until(self, step: Callable[[webdriver.Chrome], Any], problem: str) -> None:
         passing = (
@@ -215,9 +227,11 @@ def test_materialize_one_partition_in_the_page(demo: Demo, page: Page) -> None:
         page.until_shown("Partition selection\n1 partition")
         page.screenshot("2-dialog")
         page.click(f"{dialog}//button[normalize-space(.)='Launch 1 run' and not(@disabled)]")
-        page.click("//button[normalize-space(.)='View' and not(@disabled)]")  # in the notice
-        page.until_shown("Success", DAY, never="Failure")
-        page.screenshot("3-run")
+        page.until_gone("Launch runs to materialize flights")
+
+        page.open(f"{demo.url}/runs")
+        page.until_run_succeeded(DAY)
+        page.screenshot("3-runs")
 
         page.open(f"{demo.url}/assets/flights?view=partitions&partition={DAY}")
         page.until_shown(
@@ -231,7 +245,7 @@ def test_materialize_one_partition_in_the_page(demo: Demo, page: Page) -> None:
         page.screenshot("5-schema")
 
         page.open(f"{demo.url}/assets/flights")
-        page.until_shown(f"Latest materialization\n", DAY, "flight_date\nDATE")
+        page.until_shown("Latest materialization\n", DAY, "flight_date\nDATE")
         page.until_shown(f"\n{rows}\n")
         page.screenshot("6-overview")
 
