@@ -22,7 +22,7 @@ check: setup ## Style, types and the floors of the house
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	.venv/bin/pyright
-	.venv/bin/lint-imports --no-cache --config pyproject.toml
+	.venv/bin/lint-imports --no-cache
 
 format: setup
 	$(PYTHON) -m ruff check --fix .
