@@ -34,24 +34,24 @@ class MaterializedWrite(WriteResult):
 
         `dagster/partition_row_count` stands for a write of one partition,
         `dagster/row_count` for one that has no partitions; of several partitions each has its own
-        (see `to_materialize_result`).
+        (see `to_materialize_result`), and the totals are called `dagster_bq/run_rows` and so on.
         """
+        table, several = self.table, len(self.partitions) > 1
+        scope = "run_" if several else ""
         metadata: dict[str, Any] = {
-            "dagster/table_name": str(self.table),
+            "dagster/table_name": str(table),
             "dagster/column_schema": table_schema(self.columns),
-            "dagster/uri": f"bigquery://{self.table.project}/{self.table.dataset}/"
-            f"{self.table.table}",
+            "dagster/uri": f"bigquery://{table.project}/{table.dataset}/{table.table}",
             "dagster_bq/operation": self.operation,
             "dagster_bq/write_method": self.method,
-            "dagster_bq/rows": self.rows,
-            "dagster_bq/bytes": self.bytes,
+            f"dagster_bq/{scope}rows": self.rows,
+            f"dagster_bq/{scope}bytes": self.bytes,
         }
         if self.jobs:
-            metadata["dagster_bq/jobs"] = list(self.jobs)
-        if not self.partitions:
-            metadata["dagster/row_count"] = self.rows
-        elif len(self.partitions) == 1:
-            metadata["dagster/partition_row_count"] = self.rows
+            metadata[f"dagster_bq/{scope}jobs"] = list(self.jobs)
+        if not several:
+            count = "partition_row_count" if self.partitions else "row_count"
+            metadata[f"dagster/{count}"] = self.rows
         return metadata
 
     def to_materialize_result(self, **arguments: Any) -> dg.MaterializeResult[Any]:
@@ -67,7 +67,7 @@ class MaterializedWrite(WriteResult):
         if len(self.partitions) > 1 and isinstance(context, dg.AssetExecutionContext):
             for key, rows in self.partitions.items():
                 context.add_asset_metadata(
-                    {"dagster/partition_row_count": rows},
+                    {"dagster/partition_row_count": rows, "dagster_bq/rows": rows},
                     asset_key=arguments.get("asset_key"),
                     partition_key=key,
                 )

@@ -44,13 +44,21 @@ class Progress:
         with self._lock:
             self._rows += rows
             self._bar.update(rows)
-            now = time.monotonic()
-            if self._log is None or now - self._said < INTERVAL_SECONDS:
-                return
-            self._said = now
-            rate = self._rows / max(now - self._started, 1e-9)
+            rate = self._rows / max(time.monotonic() - self._started, 1e-9)
             of = f" of {self._total:,}" if self._total else ""
-            self._log(f"{self._what}: {self._rows:,}{of} rows, {rate:,.0f} rows/s")
+            self._say(f"{self._rows:,}{of} rows, {rate:,.0f} rows/s")
+
+    def wait(self, state: str) -> None:
+        """Tell what is waited for, such as `3 of 31 load jobs done`. Call it often."""
+        with self._lock:
+            self._bar.set_postfix_str(state)
+            self._say(state)
+
+    def _say(self, text: str) -> None:
+        now = time.monotonic()
+        if self._log is not None and now - self._said >= INTERVAL_SECONDS:
+            self._said = now
+            self._log(f"{self._what}: {text}")
 
     def __enter__(self) -> Progress:
         return self

@@ -174,7 +174,7 @@ class FileLoadsWriter(BigQueryWriter):
         else:
             targets = of_table(connected.resolve(table), ensure, options)
         labels = dict(connected.defaults.labels) | dict(job_labels(run_context()))
-        with Progress(f"Staging for {targets.table}", log()) as progress:
+        with Progress(f"Loading into {targets.table}", log()) as progress:
             return file_loads.load(
                 connected.rest,
                 staging,

@@ -44,7 +44,7 @@ def load(
         data: The rows.
         operation: Whether the rows join what is there or take its place.
         labels: Labels of the jobs.
-        progress: Counts staged rows.
+        progress: Counts staged rows, then tells of the jobs.
         deadline: Seconds that a call may go on without success. Jobs may run longer.
 
     Returns:
@@ -69,7 +69,7 @@ def load(
         except BaseException:
             cancel_all(jobs, deadline)
             raise
-        finish_all(jobs, deadline)
+        finish_all(jobs, deadline, progress)
     finally:
         staging.clear()
     files = [staged[target.id] for target in targets.targets]

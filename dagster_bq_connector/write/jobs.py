@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.cloud import bigquery
 
 from dagster_bq_connector.errors import ConnectorError, Fault, RefusedError, classify, explain
+from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import Backoff, rest_options
 from dagster_bq_connector.table.admin import REST_ERRORS
 
@@ -59,11 +60,12 @@ class Running:
     rows: int
 
 
-def finish_all(jobs: Sequence[Running], deadline: float) -> None:
+def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> None:
     """Wait for the end of jobs, however long they run. When interrupted, cancel them.
 
     Args:
         jobs: The jobs.
+        progress: Is told how many are done.
         deadline: Seconds that a job's state may be unknown for.
 
     Raises:
@@ -73,9 +75,10 @@ def finish_all(jobs: Sequence[Running], deadline: float) -> None:
     options: Any = rest_options(deadline)
     failures: list[ConnectorError] = []
     try:
-        for running in jobs:
+        for done, running in enumerate(jobs):
+            state = f"{done} of {len(jobs)} load jobs done"
             try:
-                _wait(running.job, options)
+                _wait(running.job, options, lambda state=state: progress.wait(state))
                 _check_rows(running)
             except REST_ERRORS as error:
                 failure = explain(error, f"{running.what} (job {running.id})")
@@ -96,9 +99,10 @@ def finish_all(jobs: Sequence[Running], deadline: float) -> None:
         ) from failures[0]
 
 
-def _wait(job: bigquery.LoadJob, options: Any) -> None:
+def _wait(job: bigquery.LoadJob, options: Any, tell: Callable[[], None]) -> None:
     """Google's own wait asks once a second at first; a small load is done sooner than that."""
     for pause in Backoff(initial=0.05, cap=10.0, deadline=math.inf).pauses():
+        tell()
         if job.done(**options):
             break
         time.sleep(pause)

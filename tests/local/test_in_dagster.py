@@ -19,6 +19,7 @@ from dagster_bq_connector import (
     FileLoadsWriter,
 )
 from dagster_bq_connector import progress as progress_module
+from dagster_bq_connector import writers as writers_module
 from dagster_bq_connector.errors import PartitionError
 
 
@@ -86,6 +87,8 @@ def test_each_partition_of_a_range_shows_its_own_rows(
     many = run(table, load_writer, tags=tags)
     counts = {m.partition: m.metadata["dagster/partition_row_count"].value for m in many}
     assert counts == {"2026-08-01": 1, "2026-08-02": 2, "2026-08-03": 3}
+    assert counts == {m.partition: m.metadata["dagster_bq/rows"].value for m in many}
+    assert {m.metadata["dagster_bq/run_rows"].value for m in many} == {6}
 
 
 def test_an_asset_that_is_partitioned_otherwise(
@@ -193,6 +196,21 @@ def test_long_work_says_so_in_the_log(
     shown = [line for line in lines if line.startswith(f"Appending to local-project.{dataset}.t:")]
     assert len(shown) == 3
     assert "3,000 rows" in shown[-1]
+
+
+def test_waiting_for_load_jobs_says_so_in_the_log(
+    dataset: str, load_writer: FileLoadsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "INTERVAL_SECONDS", 0.0)
+    lines: list[str] = []
+    monkeypatch.setattr(writers_module, "log", lambda: lines.append)
+    daily = DailyTable(f"{dataset}.t", column="day")
+    days = ["2026-08-01", "2026-08-02"]
+    load_writer.replace(rows_of(days), daily.for_keys(days))
+    said = [line.partition(": ")[2] for line in lines]
+    assert "3 rows" in said[1]
+    assert "0 of 2 load jobs done" in said
+    assert said[-1] == "1 of 2 load jobs done"
 
 
 def test_writers_can_be_used_from_several_threads(

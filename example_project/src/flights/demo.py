@@ -137,8 +137,8 @@ def serve(port: int, workspace: Path) -> int:
         while server.poll() is None and not is_taken(port):
             time.sleep(0.2)
         if server.poll() is None:
-            print(f"Dagster is at http://{HOST}:{port} (Ctrl-C ends it). Press Materialize.")
-            sys.stdout.flush()
+            page = f"http://{HOST}:{port}/assets/flights"
+            print(f"Dagster is at {page} (Ctrl-C ends it). Press Materialize.", flush=True)
         return server.wait() or 1  # nobody asked it to end
     except KeyboardInterrupt:
         print("\nStopping Dagster ...", flush=True)

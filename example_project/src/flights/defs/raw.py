@@ -12,6 +12,7 @@ from flights.defs import tables
     backfill_policy=dg.BackfillPolicy.single_run(),
     group_name="raw",
     kinds={"bigquery"},
+    metadata={"dagster/table_name": tables.flights.table},
 )
 def flights(context: dg.AssetExecutionContext, writer: BigQueryWriter) -> dg.MaterializeResult:
     """Every flight that left New York, by the day on which it was to leave."""
@@ -20,7 +21,13 @@ def flights(context: dg.AssetExecutionContext, writer: BigQueryWriter) -> dg.Mat
 
 
 def _whole(name: str, description: str) -> dg.AssetsDefinition:
-    @dg.asset(name=name, description=description, group_name="raw", kinds={"bigquery"})
+    @dg.asset(
+        name=name,
+        description=description,
+        group_name="raw",
+        kinds={"bigquery"},
+        metadata={"dagster/table_name": f"flights.{name}"},
+    )
     def whole(writer: BigQueryWriter) -> dg.MaterializeResult:
         return writer.replace(source.table(name), f"flights.{name}").to_materialize_result()
 
