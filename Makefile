@@ -34,8 +34,8 @@ soak: setup ## The long proofs, at full counts; there are none yet
 bench: setup ## Ratios measured in one run, printed
 	$(PYTHON) -m benchmarks
 
-docs: setup ## The reference is the README and docs/, as they stand
-	@echo "docs/ is plain Markdown so far: start with docs/index.md."
+docs: setup ## The pages are Markdown, listed in README.md: run their snippets and check their links
+	$(PYTHON) -m pytest tests/docs
 
 test-gcp: setup ## Tests against a real project, when BQ_TEST_PROJECT and its kin are set
 	$(PYTHON) -m pytest tests/gcp

@@ -70,7 +70,7 @@ def clients_of(address: str) -> Clients:
 def append(address: str, data: list[pa.RecordBatch]) -> None:
     schema = data[0].schema
     clients = clients_of(address)
-    table = EnsuredTable(TABLE, table_fields(schema), created=False)
+    table = EnsuredTable(TABLE, table_fields(schema), age=10**6)
 
     def ours() -> None:
         with Progress("append", log=lambda _: None) as progress:

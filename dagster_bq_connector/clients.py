@@ -206,13 +206,15 @@ class Clients:
         Raises:
             ConfigurationError: Credentials would go over a connection without TLS.
         """
-        if endpoints.plaintext and credentials.given:
+        if endpoints.emulators and credentials.given:
             raise ConfigurationError(
-                f"Credentials are set, and {endpoints.plaintext[0]} has no TLS: they would be sent "
-                "in the clear. Use an https endpoint, or no credentials for an emulator."
+                f"Credentials are set, and {endpoints.emulators[0]} is an emulator or has no TLS: "
+                "they are not sent there. Use an https endpoint, or no credentials."
             )
+        if credentials.anonymous and credentials.given:
+            raise ConfigurationError("Credentials are set, and anonymous=True: leave one out.")
         self.endpoints = endpoints
-        self._given = replace(credentials, anonymous=True) if endpoints.plaintext else credentials
+        self._given = replace(credentials, anonymous=True) if endpoints.emulators else credentials
         self._lock = threading.RLock()
         self._opened: dict[object, Any] = {}
         self.request_limit: int | None = None  # bytes of an append, once the server refused one
@@ -240,7 +242,7 @@ class Clients:
         """
         if project := os.environ.get("GOOGLE_CLOUD_PROJECT"):
             return project
-        if not self.endpoints.plaintext and (project := self._loaded[1]):
+        if not self.endpoints.emulators and (project := self._loaded[1]):
             return project
         raise ConfigurationError(
             "No project: set `project` on the resource, or GOOGLE_CLOUD_PROJECT."

@@ -22,13 +22,15 @@ class Endpoint:
     Attributes:
         address: `host:port`, or the URL of a REST service without its path.
         tls: Whether the connection is encrypted.
+        emulator: Whether it is an emulator, by the variable that it comes from or for want of TLS.
     """
 
     address: str
     tls: bool
+    emulator: bool = False
 
     @classmethod
-    def parse(cls, text: str, tls: bool) -> Endpoint:
+    def parse(cls, text: str, tls: bool, emulator: bool = False) -> Endpoint:
         """Read `https://host`, `http://host:port` or `host:port`, for which `tls` decides."""
         scheme, found, address = text.rpartition("://")
         address = address.removesuffix("/")
@@ -36,7 +38,8 @@ class Endpoint:
             raise ConfigurationError(f"{text!r} is no endpoint: it starts with {scheme}://.")
         if not address or "/" in address:
             raise ConfigurationError(f"{text!r} is no endpoint: write host:port or a URL.")
-        return cls(address, scheme == "https" if found else tls)
+        tls = scheme == "https" if found else tls
+        return cls(address, tls, emulator or not tls)
 
     @property
     def url(self) -> str:
@@ -73,8 +76,8 @@ class Endpoints:
         def endpoint(given: str | None, variable: str) -> Endpoint | None:
             if given:
                 return Endpoint.parse(given, tls=True)
-            set_to = variables.get(variable)
-            return Endpoint.parse(set_to, tls=False) if set_to else None
+            set_to = variables.get(variable, "").strip()
+            return Endpoint.parse(set_to, tls=False, emulator=True) if set_to else None
 
         return cls(
             endpoint(rest, _VARIABLES["rest"]),
@@ -83,9 +86,9 @@ class Endpoints:
         )
 
     @property
-    def plaintext(self) -> list[str]:
-        """The addresses without TLS."""
-        return [e.url for e in (self.rest, self.storage, self.cloud_storage) if e and not e.tls]
+    def emulators(self) -> list[str]:
+        """The addresses of emulators."""
+        return [e.url for e in (self.rest, self.storage, self.cloud_storage) if e and e.emulator]
 
     def check(self, service: str) -> None:
         """Refuse to reach the real `service` (a field's name) when another one is an emulator.
@@ -94,9 +97,9 @@ class Endpoints:
             ConfigurationError: Half an emulator.
         """
         endpoint: Endpoint | None = getattr(self, service)
-        if self.plaintext and (endpoint is None or endpoint.tls):
+        if self.emulators and not (endpoint and endpoint.emulator):
             variable = _VARIABLES[service]
             raise ConfigurationError(
-                f"{self.plaintext[0]} is an emulator, but the endpoint of {service} is not: the "
+                f"{self.emulators[0]} is an emulator, but the endpoint of {service} is not: the "
                 f"call would reach the real service. Set {variable} or the endpoint field too."
             )

@@ -25,7 +25,7 @@ class ConfigurationError(ConnectorError):
 
 
 class InvalidNameError(ConnectorError, ValueError):
-    """A table, dataset, project or column name that BigQuery does not take."""
+    """A table, dataset or project name that BigQuery does not take, or no address at all."""
 
 
 class DatasetNotFoundError(ConnectorError):
@@ -62,6 +62,10 @@ class RefusedError(ConnectorError):
 
 class RequestTooLargeError(RefusedError):
     """One request was larger than the server takes. Writers halve their limit and send again."""
+
+
+class QuotaError(ConnectorError):
+    """BigQuery allows no more for now."""
 
 
 class UnreachableError(ConnectorError):
@@ -134,6 +138,7 @@ _Code = types.StorageError.StorageErrorCode
 _MESSAGES: tuple[tuple[re.Pattern[str], Fault], ...] = (
     (re.compile(r"request too large|message larger than max", re.I), Fault.TOO_LARGE),
     (re.compile(r"not found: dataset", re.I), Fault.DATASET_MISSING),
+    (re.compile(r"not found: (uri|files?|job|project)", re.I), Fault.REFUSED),
     (re.compile(r"not found: table|or it may not exist", re.I), Fault.TABLE_MISSING),
     (re.compile(r"inactive for \d+ seconds|server is restarted|draining", re.I), Fault.BROKEN),
 )
@@ -307,6 +312,10 @@ def explain(error: Exception, subject: object) -> ConnectorError:
         )
     if fault is Fault.DENIED:
         return AccessDeniedError(f"{subject}: the credentials do not allow it: {text}")
-    if fault in (Fault.BROKEN, Fault.THROTTLED):
+    if fault is Fault.THROTTLED:
+        return QuotaError(
+            f"{subject}: BigQuery allows no more for now: {text} Try later, or ask for more quota."
+        )
+    if fault is Fault.BROKEN:
         return UnreachableError(f"{subject}: no success within the deadline. Last failure: {text}")
     return RefusedError(f"{subject}: {text}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import dagster as dg
 
@@ -54,6 +55,17 @@ class DailyTable:
 
     def __post_init__(self) -> None:
         TableRef.parse(self.table)
+        if self.granularity not in _DEFINITIONS:
+            known = ", ".join(map(repr, _DEFINITIONS))
+            raise ConfigurationError(f"granularity={self.granularity!r}: it is one of {known}.")
+        if self.layout not in ("partitioned", "sharded"):
+            raise ConfigurationError(f"layout={self.layout!r}: it is 'partitioned' or 'sharded'.")
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise ConfigurationError(
+                f"timezone={self.timezone!r} is no time zone: write Europe/Berlin, say."
+            ) from error
         if self.options.partitioning is not None:
             raise ConfigurationError(
                 f"DailyTable({self.table!r}) decides the partitioning; leave it out of options."
@@ -99,6 +111,8 @@ class DailyTable:
             PartitionError: A key is not written as this granularity's are.
         """
         windows = tuple((key, self._window(key)) for key in keys)
+        if not windows:
+            raise PartitionError(f"No partition key of {self} was given: name at least one.")
         layout = None
         if self.layout == "partitioned":
             layout = TimePartitioning(self.column, self.granularity)
@@ -135,13 +149,18 @@ class DailyTable:
         definition = _DEFINITIONS[self.granularity](
             start_date=_EARLIEST[self.granularity], timezone=self.timezone
         )
+        error: Exception | None = None
         try:
             window = definition.time_window_for_partition_key(key)
-        except ValueError as error:
-            raise PartitionError(
-                f"{key!r} is no partition key of {self}: write it as {definition.fmt}."
-            ) from error
-        return Window(window.start, window.end)
+            # A key between two others is rounded up: the 15th would be the month after.
+            if definition.get_partition_key_for_timestamp(window.start.timestamp()) == key:
+                return Window(window.start, window.end)
+        except (ValueError, TypeError, OverflowError) as caught:
+            error = caught
+        raise PartitionError(
+            f"{key!r} is no partition key of {self}: write the start of a {self.granularity} as "
+            f"{definition.fmt}."
+        ) from error
 
     def __str__(self) -> str:
         return f"{self.table} by {self.granularity} of {self.timezone}"

@@ -1,6 +1,6 @@
 """The resources that connect to BigQuery and read from it; the writers are in writers.py."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,23 +18,26 @@ from dagster_bq_connector.clients import (
     shared_clients,
 )
 from dagster_bq_connector.endpoints import Endpoints
-from dagster_bq_connector.errors import UnsupportedError
+from dagster_bq_connector.errors import ConfigurationError, SchemaError, UnsupportedError
 from dagster_bq_connector.metadata import log
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.read.request import Where, plan_read
 from dagster_bq_connector.read.rows import Rows
-from dagster_bq_connector.read.session import create_session
+from dagster_bq_connector.read.session import ReadSession, create_session
 from dagster_bq_connector.read.stream import StreamReader
 from dagster_bq_connector.table.admin import TableAdmin
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.slice import TableSlice
+
+# Misspelt fields are refused; a refused value is not shown, since it may be a secret.
+STRICT = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 TableLike: TypeAlias = str | TableRef
 Destination: TypeAlias = str | TableRef | TableSlice
 
 # A table of 100,000 rows comes in one stream; more streams than this rarely help one machine.
 READ_STREAMS = 8
-DEADLINE_SECONDS = 300.0
+DEADLINE_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,17 @@ class Connected:
 
     @classmethod
     def to(cls, resource: dagster_gcp.BigQueryResource) -> "Connected":
-        """The connection of a resource."""
+        """The connection of a resource.
+
+        Raises:
+            ConfigurationError: It is none, or cannot connect.
+        """
+        given: object = resource
+        if not isinstance(given, dagster_gcp.BigQueryResource):
+            raise ConfigurationError(
+                f"bigquery is {type(given).__name__}: pass a BigQueryResource, ours or that of "
+                "dagster_gcp."
+            )
         if isinstance(resource, BigQueryResource):
             return resource.connect()
         key = resource.gcp_credentials
@@ -89,7 +102,7 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
         ```
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
     gcp_credentials: str | None = Field(
         default=None,
@@ -128,13 +141,12 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
     maximum_bytes_billed: int | None = Field(
         default=None, description="A query that would bill more bytes fails."
     )
-    job_timeout_seconds: float | None = Field(
+    job_timeout_seconds: int | None = Field(
         default=None, description="Seconds after which BigQuery ends a job."
     )
     labels: dict[str, str] = Field(default={}, description="Labels of every job.")
-    deadline_seconds: float = Field(
+    deadline_seconds: int = Field(
         default=DEADLINE_SECONDS,
-        gt=0,
         description="Seconds for which a call is tried again before it fails.",
     )
 
@@ -153,6 +165,8 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
 
     def connect(self) -> Connected:
         """The connection, for what reads and writes through it."""
+        if self.deadline_seconds <= 0:
+            raise ConfigurationError(f"deadline_seconds={self.deadline_seconds}: it must be more.")
         endpoints = Endpoints.resolve(
             self.api_endpoint, self.storage_endpoint, self.cloud_storage_endpoint
         )
@@ -171,7 +185,7 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
             priority=self.priority,
             reservation=self.reservation,
             maximum_bytes_billed=self.maximum_bytes_billed,
-            job_timeout_ms=None if timeout is None else int(timeout * 1000),
+            job_timeout_ms=None if timeout is None else timeout * 1000,
             labels=tuple(sorted(self.labels.items())),
         )
         billing = self.billing_project or project
@@ -188,7 +202,7 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
         ```
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
     bigquery: dg.ResourceDependency[dagster_gcp.BigQueryResource]
 
@@ -248,6 +262,7 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             )
             for ref in tables
         ]
+        _refuse_other_columns(tables, sessions)
         total = sum(session.estimated_rows for session in sessions)
         what, sink = f"Reading {', '.join(map(str, tables))}", log()
 
@@ -256,3 +271,18 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             return StreamReader(channel, stream, source, deadline)
 
         return Rows(sessions, open_stream, lambda: Progress(what, sink, total))
+
+
+def _refuse_other_columns(tables: Sequence[TableRef], sessions: Sequence[ReadSession]) -> None:
+    """The tables of a sharded layout can be read as one when they have the same columns."""
+    first = {field.name: field.type for field in sessions[0].schema}
+    for table, session in zip(tables, sessions, strict=True):
+        if (other := {field.name: field.type for field in session.schema}) != first:
+            raise SchemaError(
+                f"{table} has the columns {_columns_text(other)}, and {tables[0]} has "
+                f"{_columns_text(first)}: name the columns that both have."
+            )
+
+
+def _columns_text(columns: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())

@@ -5,12 +5,12 @@ from typing import Any
 
 import dagster as dg
 import dagster_gcp
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from dagster_bq_connector.errors import UnsupportedError
+from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
 from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context
 from dagster_bq_connector.progress import Progress
-from dagster_bq_connector.resources import Connected, Destination
+from dagster_bq_connector.resources import STRICT, Connected, Destination
 from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.schema.types import table_fields
 from dagster_bq_connector.table.admin import Creation, EnsuredTable
@@ -26,7 +26,7 @@ from dagster_bq_connector.write.targets import Ensure, of_slice, of_table
 class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     """Writes tables. What writes is chosen by choosing one of its subclasses."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
     bigquery: dg.ResourceDependency[dagster_gcp.BigQueryResource]
     create_table: bool = Field(
@@ -57,6 +57,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             TableMismatchError: The table is laid out otherwise than `options` ask.
             UnreachableError: No answer within the deadline.
         """
+        _refuse_other_options(options)
         return MaterializedWrite.of(self._append(Connected.to(self.bigquery), data, table, options))
 
     def replace(
@@ -79,8 +80,10 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         Raises:
             UnsupportedError: The write method cannot replace. Nothing was written.
             PartitionError: A row belongs to another partition. Nothing was changed.
+            RefusedError: BigQuery refused jobs; of several partitions the error says which.
             ConnectorError: As for `append`; nothing was changed.
         """
+        _refuse_other_options(options)
         return MaterializedWrite.of(
             self._replace(Connected.to(self.bigquery), data, table, options)
         )
@@ -98,10 +101,15 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     def _ensure(self, connected: Connected, data: Batches) -> Ensure:
         """Finds or creates tables for this data."""
         creation = Creation(tables=self.create_table, datasets=self.create_dataset)
-        columns, admin = table_fields(data.schema), connected.admin
 
         def ensure(ref: TableRef, options: TableOptions | None) -> EnsuredTable:
-            return admin.ensure(ref, columns, options, creation)
+            allowed = creation
+            if ref.partition and not (options and options.partitioning):
+                why_not = (
+                    "How it would be partitioned is not known: pass options with a partitioning."
+                )
+                allowed = Creation(tables=False, why_not=why_not)
+            return connected.admin.ensure(ref, lambda: table_fields(data.schema), options, allowed)
 
         return ensure
 
@@ -185,3 +193,10 @@ class FileLoadsWriter(BigQueryWriter):
                 progress=progress,
                 deadline=deadline,
             )
+
+
+def _refuse_other_options(options: object) -> None:
+    if options is not None and not isinstance(options, TableOptions):
+        raise ConfigurationError(
+            f"options is {type(options).__name__}: pass TableOptions(partitioning=..., ...)."
+        )

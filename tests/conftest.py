@@ -38,7 +38,7 @@ def fields(local: LocalBigQuery) -> dict[str, Any]:
         "api_endpoint": environment["BIGQUERY_EMULATOR_HOST"],
         "storage_endpoint": f"http://{environment['BIGQUERY_STORAGE_EMULATOR_HOST']}",
         "cloud_storage_endpoint": environment["STORAGE_EMULATOR_HOST"],
-        "deadline_seconds": 60.0,
+        "deadline_seconds": 60,
     }
 
 

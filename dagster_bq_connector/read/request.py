@@ -61,6 +61,8 @@ def plan_read(
             f"{ref} is one partition: read {ref.at(None)} with where= on the column that "
             "partitions it."
         )
+    if isinstance(columns, str):
+        raise SchemaError(f"columns={columns!r}: write a list of column names.")
     names = tuple(columns) if columns is not None else None
     for name in names or ():
         if _find(table.schema, name) is None:
@@ -70,6 +72,12 @@ def plan_read(
 
 
 def _restriction(table: Table, ref: TableRef, where: Where | None) -> str:
+    given: object = where
+    if given is not None and not isinstance(given, (str, TimeFilter)):
+        raise UnsupportedError(
+            f"where is {type(given).__name__}: write SQL, or pass what where() of a DailyTable "
+            "gives."
+        )
     if not isinstance(where, TimeFilter):
         return where or ""
     if where.column == INGESTION_TIME:

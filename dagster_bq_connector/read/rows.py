@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,7 @@ class _Merged:
         self._running = len(readers)
         self._error: Exception | None = None
         self._stopped = False
+        self._checked = time.monotonic()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         threads = [
@@ -116,9 +118,9 @@ class _Merged:
     def _take(self) -> pa.RecordBatch | None:
         with self._changed:
             while not self._ready and self._running and self._error is None:
-                if not self._changed.wait(timeout=1.0):
-                    for reader in self._readers:
-                        reader.check_idle()
+                self._changed.wait(timeout=1.0)
+                self._check_idle()
+            self._check_idle()
             if self._error is not None:
                 raise self._error
             if not self._ready:
@@ -127,6 +129,13 @@ class _Merged:
             self._held -= batch.nbytes
             self._changed.notify_all()
             return batch
+
+    def _check_idle(self) -> None:
+        """Once a second, however often the other streams bring something."""
+        if (now := time.monotonic()) - self._checked >= 1.0:
+            self._checked = now
+            for reader in self._readers:
+                reader.check_idle()
 
     def _run(self, reader: StreamReader) -> None:
         error: Exception | None = None

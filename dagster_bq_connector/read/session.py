@@ -89,5 +89,7 @@ def _ordered(schema: pa.Schema, columns: tuple[str, ...] | None) -> pa.Schema:
     if columns is None:
         return schema
     known = {name.casefold(): name for name in schema.names}
+    if lost := [c for c in columns if c.partition(".")[0].casefold() not in known]:
+        raise RefusedError(f"The server sends no column {lost[0]!r}: read the whole struct.")
     heads = dict.fromkeys(known[column.partition(".")[0].casefold()] for column in columns)
     return pa.schema([schema.field(name) for name in heads])

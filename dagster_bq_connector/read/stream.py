@@ -101,6 +101,8 @@ class StreamReader:
         metadata = (("x-goog-request-params", f"read_stream={self._stream}"),)
         request = _Request(read_stream=self._stream, offset=offset)
         self._call = self._method(request, metadata=metadata)
+        if self._stopped:  # while it was opened
+            self._call.cancel()
         while (response := self._next()) is not None:
             data = response.arrow_record_batch.serialized_record_batch
             if data:

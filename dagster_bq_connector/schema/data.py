@@ -16,9 +16,19 @@ from dagster_bq_connector.errors import SchemaError
 Data: TypeAlias = Any
 
 
+# Larger batches are cut, so that what is made of one at a time stays small.
+PIECE_BYTES = 32 * 1024 * 1024
+
+
 @dataclass(frozen=True)
 class Batches:
-    """Rows of one schema, read once, a batch at a time."""
+    """Rows, read once, a batch at a time.
+
+    Attributes:
+        schema: The columns of the first batch. Later ones have the same names, in any order; their
+            types may be others.
+        batches: At most 32 MiB each, unless one row is larger.
+    """
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -29,8 +39,8 @@ def open_data(data: Data) -> Batches:
 
     Args:
         data: An Arrow table, batch or reader; a Polars frame, lazy or not; a pandas frame, whose
-            index is left out; any object with the Arrow C stream interface; or an iterable of
-            any of these, whose pieces must have the columns of the first.
+            index is a column when it has a name; any object with the Arrow C stream interface; or
+            an iterable of any of these, whose pieces must have the columns of the first.
 
     Raises:
         SchemaError: `data` holds no rows in a form that is known, or its first piece is missing,
@@ -38,21 +48,27 @@ def open_data(data: Data) -> Batches:
     """
     if isinstance(data, Batches):
         return data
+    opened = _open(data)
+    return Batches(opened.schema, _cut(opened.batches))
+
+
+def _open(data: Data) -> Batches:
     if isinstance(data, pa.RecordBatch):
         return Batches(data.schema, iter([data]))
     if isinstance(data, pa.Table):
         return Batches(data.schema, iter(data.to_batches()))
-    if (name := _frame(data)) == "pandas":
-        table = pa.Table.from_pandas(data, preserve_index=False)
-        return Batches(table.schema.remove_metadata(), iter(table.to_batches()))
-    if name == "polars":
-        return open_data(pa.RecordBatchReader.from_stream(data.lazy().collect()))
-    if isinstance(schema := getattr(data, "schema", None), pa.Schema) and isinstance(
-        data, Iterable
-    ):
-        return Batches(schema, iter(data))  # the rows of a read, too: their errors keep their type
-    if hasattr(data, "__arrow_c_stream__"):
-        return open_data(pa.RecordBatchReader.from_stream(data))
+    try:
+        if (name := _frame(data)) == "pandas":
+            return _open(_from_pandas(data))
+        if name == "polars":
+            return _open(_from_polars(data))
+        schema = getattr(data, "schema", None)
+        if isinstance(schema, pa.Schema) and isinstance(data, Iterable):
+            return Batches(schema, iter(data))  # rows of a read, too: their errors keep their type
+        if hasattr(data, "__arrow_c_stream__"):
+            return _open(pa.RecordBatchReader.from_stream(data))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise SchemaError(f"{type(data).__name__} cannot be read as Arrow: {error}") from error
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):
         return _chain(iter(data))
     raise SchemaError(
@@ -70,6 +86,30 @@ def _frame(data: object) -> str | None:
     return None
 
 
+def _from_pandas(frame: Any) -> pa.Table:
+    if all(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    return table.replace_schema_metadata(None)
+
+
+def _from_polars(frame: Any) -> pa.RecordBatchReader:
+    frame = frame.lazy().collect()
+    for name, kind in frame.schema.items():
+        if str(kind).startswith("Object"):
+            raise SchemaError(
+                f"Column {name!r} holds Python objects: cast it to a type that Arrow has."
+            )
+    return pa.RecordBatchReader.from_stream(frame)
+
+
+def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
 def _chain(pieces: Iterator[Data]) -> Batches:
     first = next(pieces, None)
     if first is None:
@@ -80,29 +120,18 @@ def _chain(pieces: Iterator[Data]) -> Batches:
         raise SchemaError(
             f"The iterable holds {type(first).__name__} objects: pass Arrow batches or frames."
         )
-    opened = open_data(first)
+    opened = _open(first)
     names = opened.schema.names
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from opened.batches
         for number, piece in zip(itertools.count(2), pieces, strict=False):
-            following = open_data(piece)
+            following = _open(piece)
             if set(following.schema.names) != set(names):
                 raise SchemaError(
                     f"Piece {number} of the data has the columns {following.schema.names}, the "
                     f"first one has {names}."
                 )
-            yield from (_cast(batch, opened.schema, number) for batch in following.batches)
+            yield from following.batches
 
     return Batches(opened.schema, batches())
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
-    """A later piece as the first one: an all-null column, say, comes with a type of its own."""
-    selected = batch.select(schema.names)
-    if selected.schema.types == schema.types:
-        return selected
-    try:
-        return selected.cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SchemaError(f"Piece {number} of the data differs from the first: {error}") from error

@@ -14,6 +14,8 @@ from dagster_bq_connector.errors import SchemaError
 
 SQL_TYPE = b"ARROW:extension:name"  # of a field's metadata, as Storage Read sends it
 MICROSECONDS = "us"
+# What Arrow's storage type of an extension says is also what the extension means.
+KNOWN_EXTENSIONS = ("arrow.json",)
 MAX_NUMERIC = (29, 9)  # digits before and after the point
 MAX_BIGNUMERIC = (38, 38)
 
@@ -186,7 +188,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type of the values, below dictionaries and extensions."""
     if isinstance(kind, pa.DictionaryType):
         return plain_type(kind.value_type)
-    if isinstance(kind, pa.BaseExtensionType):
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name in KNOWN_EXTENSIONS:
         return plain_type(kind.storage_type)
     return kind
 
@@ -208,6 +210,54 @@ def refuse_twins(names: Iterable[str]) -> None:
         seen[name.casefold()] = name
 
 
+def mismatches(kind: pa.DataType, column: SchemaField, path: str) -> list[str]:
+    """Why values of an Arrow type cannot go into a column; empty when they can.
+
+    Args:
+        kind: The Arrow type.
+        column: The column.
+        path: What to call the column, with dots for fields of structs.
+    """
+    kind = plain_type(kind)
+    if at.is_null(kind):
+        return []
+    if is_list(kind) != (column.mode == "REPEATED"):
+        wanted = "a list" if column.mode == "REPEATED" else "single values"
+        return [f"column {path!r} takes {wanted}, not {kind}"]
+    if is_list(kind):
+        kind = plain_type(element_type(kind))
+    name = type_name(column)
+    if name == "RECORD" and not at.is_null(kind):
+        return _struct_mismatches(kind, column, path)
+    if at.is_null(kind) or (name in SCALARS and SCALARS[name].takes(kind)):
+        return []
+    hint = ""
+    if name == "TIMESTAMP" and is_civil(kind):
+        hint = " (it has no time zone: say which one, or use a DATETIME column)"
+    return [f"column {path!r} is {name} and takes no Arrow {kind}{hint}"]
+
+
+def _struct_mismatches(kind: pa.DataType, column: SchemaField, path: str) -> list[str]:
+    if not isinstance(kind, pa.StructType):
+        return [f"column {path!r} is RECORD and takes no Arrow {kind}"]
+    children = [kind.field(index) for index in range(kind.num_fields)]
+    refuse_twins([child.name for child in children])
+    known = {child.name.casefold(): child for child in column.fields}
+    given = {child.name.casefold() for child in children}
+    problems = [
+        f"column {path!r} lacks the required field {child.name!r}"
+        for child in column.fields
+        if child.mode == "REQUIRED" and child.name.casefold() not in given
+    ]
+    for field in children:
+        child = known.get(field.name.casefold())
+        if child is None:
+            problems.append(f"column {path!r} has no field {field.name!r}")
+        else:
+            problems += mismatches(field.type, child, f"{path}.{child.name}")
+    return problems
+
+
 def wire_field(column: SchemaField) -> pa.Field[Any]:
     """How a column's values travel as Arrow.
 
@@ -216,7 +266,10 @@ def wire_field(column: SchemaField) -> pa.Field[Any]:
     """
     name = type_name(column)
     if name == "RECORD":
-        kind: pa.DataType = pa.struct([wire_field(child) for child in column.fields])
+        # Fields are nullable in Arrow even where they are REQUIRED: below a struct that is null
+        # there is nothing else. What is REQUIRED is checked row by row (limits.py).
+        children = [wire_field(child).with_nullable(True) for child in column.fields]
+        kind: pa.DataType = pa.struct(children)
     elif name in SCALARS:
         kind = SCALARS[name].wire
     else:

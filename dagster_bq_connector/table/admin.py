@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from google.api_core.exceptions import GoogleAPICallError, RetryError
 from google.auth.exceptions import GoogleAuthError
@@ -24,6 +24,8 @@ from dagster_bq_connector.retry import rest_options
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 
+Columns: TypeAlias = Callable[[], Sequence[bigquery.SchemaField]]
+
 # What Google's REST client raises.
 REST_ERRORS = (GoogleAPICallError, RetryError, GoogleAuthError, RequestException)
 
@@ -35,10 +37,12 @@ class Creation:
     Attributes:
         tables: Create a missing table from the data's schema and the `TableOptions`.
         datasets: Create a missing dataset, in the location of the client.
+        why_not: The remedy to name when a missing table may not be created.
     """
 
     tables: bool = True
     datasets: bool = False
+    why_not: str = "create_table=False: create it, or allow it."
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,12 @@ class EnsuredTable:
     Attributes:
         ref: Its address, without partition.
         columns: Its columns.
-        created: Whether this call made it. The Storage API may not know it for a while.
+        age: Seconds since it was created. The Storage API may not know a new one for a while.
     """
 
     ref: TableRef
     columns: Sequence[bigquery.SchemaField]
-    created: bool
+    age: float
 
 
 class TableAdmin:
@@ -80,7 +84,7 @@ class TableAdmin:
     def ensure(
         self,
         ref: TableRef,
-        columns: Sequence[bigquery.SchemaField],
+        columns: Columns,
         options: TableOptions | None,
         creation: Creation,
     ) -> EnsuredTable:
@@ -88,7 +92,7 @@ class TableAdmin:
 
         Args:
             ref: The address; a partition in it is ignored.
-            columns: The columns of a new table.
+            columns: Gives the columns of a new table; not called for one that exists.
             options: The layout of a new table, and what an existing one is checked against.
             creation: What may be created.
 
@@ -99,45 +103,44 @@ class TableAdmin:
         """
         ref = ref.at(None)
         try:
-            table, created = self.get(ref), False
+            table = self.get(ref)
         except DatasetNotFoundError:
             if not creation.datasets:
                 raise
             self._create_dataset(ref)
-            table, created = self._create(ref, columns, options, creation)
+            table = self._create(ref, columns, options, creation)
         except TableNotFoundError:
-            table, created = self._create(ref, columns, options, creation)
+            table = self._create(ref, columns, options, creation)
         if options and (differences := options.differences(table)):
             raise TableMismatchError(
                 f"Table {ref} is not laid out as asked; {'; '.join(differences)}. Change the "
                 "options, or write to another table: BigQuery cannot change it in place."
             )
-        return EnsuredTable(ref, table.schema, created)
+        now = datetime.datetime.now(datetime.UTC)
+        return EnsuredTable(ref, table.schema, (now - (table.created or now)).total_seconds())
 
     def _create(
         self,
         ref: TableRef,
-        columns: Sequence[bigquery.SchemaField],
+        columns: Columns,
         options: TableOptions | None,
         creation: Creation,
-    ) -> tuple[bigquery.Table, bool]:
+    ) -> bigquery.Table:
         if not creation.tables:
-            raise TableNotFoundError(
-                f"Table {ref} does not exist, and create_table=False: create it, or allow it."
-            )
-        table = bigquery.Table(ref.to_api(), schema=list(columns))
+            raise TableNotFoundError(f"Table {ref} does not exist. {creation.why_not}")
+        table = bigquery.Table(ref.to_api(), schema=list(columns()))
         if options:
             options.apply(table)
             if options.expiration:
                 table.expires = datetime.datetime.now(datetime.UTC) + options.expiration
         try:
-            return self._client.create_table(table, **self._options), True
+            return self._client.create_table(table, **self._options)
         except REST_ERRORS as error:
             if classify(error) is Fault.TAKEN:
-                return self.get(ref), False
+                return self.get(ref)
             if classify(error) is Fault.DATASET_MISSING and creation.datasets:
                 self._create_dataset(ref)
-                return self._create(ref, columns, options, Creation(datasets=False))
+                return self._create(ref, columns, options, replace(creation, datasets=False))
             raise explain(error, f"Table {ref}") from error
 
     def _create_dataset(self, ref: TableRef) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import NoneType
 from typing import Any, Literal
 
 from google.cloud import bigquery
@@ -31,6 +32,12 @@ class TimePartitioning:
     column: str | None = None
     granularity: Granularity = "day"
     expiration: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.granularity not in ("hour", "day", "month", "year"):
+            raise ConfigurationError(
+                f"granularity={self.granularity!r}: it is 'hour', 'day', 'month' or 'year'."
+            )
 
     def to_api(self) -> bigquery.TimePartitioning:
         """The same as Google's client takes it."""
@@ -92,8 +99,15 @@ class TableOptions:
     expiration: timedelta | None = None
 
     def __post_init__(self) -> None:
+        layout: object = self.partitioning
+        if not isinstance(layout, (TimePartitioning, RangePartitioning, NoneType)):
+            raise ConfigurationError(
+                f"partitioning={layout!r}: it is a TimePartitioning or a RangePartitioning."
+            )
         for name, limit in (("clustering", MAX_CLUSTERING), ("primary_key", MAX_PRIMARY_KEY)):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if isinstance(columns := getattr(self, name), str):
+                raise ConfigurationError(f"{name}={columns!r}: write a tuple of column names.")
+            object.__setattr__(self, name, tuple(columns))
             if len(getattr(self, name)) > limit:
                 raise ConfigurationError(f"{name} takes {limit} columns at most.")
 

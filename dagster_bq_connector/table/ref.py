@@ -66,6 +66,12 @@ class TableRef:
         """
         if isinstance(text, TableRef):
             return text if text.project else replace(text, project=project)
+        given: object = text
+        if not isinstance(given, str):
+            raise InvalidNameError(
+                f"{given!r} is no table: pass 'dataset.table', a TableRef, or what for_run() or "
+                "for_keys() of a DailyTable gives."
+            )
         plain = text.replace("`", "").strip()
         address, dollar, partition = plain.partition("$")
         left, colon, right = address.rpartition(":")
@@ -97,11 +103,6 @@ class TableRef:
     def path(self) -> str:
         """The resource name of the table in the Storage API, without partition."""
         return f"projects/{self._owner}/datasets/{self.dataset}/tables/{self.table}"
-
-    @property
-    def sql(self) -> str:
-        """The table in backticks, for use in a query, without partition."""
-        return f"`{self._owner}.{self.dataset}.{self.table}`"
 
     def __str__(self) -> str:
         address = ".".join(part for part in (self.project, self.dataset, self.table) if part)

@@ -17,12 +17,7 @@ from dagster_bq_connector.table.options import Granularity, TableOptions
 from dagster_bq_connector.table.ref import TableRef
 
 INGESTION_TIME = "_PARTITIONTIME"
-_FORMATS: dict[Granularity, str] = {
-    "hour": "%Y%m%d%H",
-    "day": "%Y%m%d",
-    "month": "%Y%m",
-    "year": "%Y",
-}
+_ID_LENGTH: dict[Granularity, int] = {"hour": 10, "day": 8, "month": 6, "year": 4}
 _UTC = ZoneInfo("UTC")
 
 
@@ -112,9 +107,13 @@ class TableSlice:
         zone = self._zone(kind)
         ids: dict[str, str] = {}
         for key, window in self.windows:
-            if not zone and window.start.replace(tzinfo=None) >= window.end.replace(tzinfo=None):
-                continue  # the clock goes back: this hour of the calendar is the next window's
             start = window.start.astimezone(zone) if zone else window.start
+            if not zone and self.granularity == "hour" and _changes_clocks(start):
+                raise PartitionError(
+                    f"{self.table} has an hour twice when the clocks of {start.tzinfo} go back, "
+                    "so its hours are no partitions: use timezone='UTC', or partition by a "
+                    "TIMESTAMP column."
+                )
             if zone and start != _floor(start, self.granularity):
                 raise PartitionError(
                     f"Partition {key!r} of {self.table} is {window}, which is not one "
@@ -122,7 +121,7 @@ class TableSlice:
                     "partition by a DATE or DATETIME column, use timezone='UTC', or the sharded "
                     "layout."
                 )
-            ids[start.strftime(_FORMATS[self.granularity])] = key
+            ids[_id(start.year, start.month, start.day, start.hour, self.granularity)] = key
         return ids
 
     def split(self, batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -146,16 +145,18 @@ class TableSlice:
         known = self.partitions(values.type)
         starts = pc.floor_temporal(self._civil(values), unit=self.granularity)
         encoded = starts.cast(pa.timestamp("s")).dictionary_encode()
-        ids = [
-            "__NULL__" if start is None else start.strftime(_FORMATS[self.granularity])
-            for start in encoded.dictionary.to_pylist()
-        ]
+        # Not as datetimes: a column may hold years that those do not have.
+        parts: Any = (pc.year, pc.month, pc.day, pc.hour)
+        numbers = zip(*(part(encoded.dictionary).to_pylist() for part in parts), strict=True)
+        ids = [_id(year, month, day, hour, self.granularity) for year, month, day, hour in numbers]
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         for code in np.unique(codes):
             partition = "__NULL__" if code < 0 else ids[code]
             rows = np.flatnonzero(codes == code)
             if partition not in known:
-                self._refuse(values[int(rows[0])], first + int(rows[0]), partition, known)
+                row = int(rows[0])
+                value = values.slice(row, 1).cast(pa.string())[0].as_py()
+                self._refuse(value, first + row, partition, known)
             yield (
                 partition,
                 batch if len(rows) == len(codes) else batch.take(pa.array(rows, pa.int64())),
@@ -206,14 +207,22 @@ class TableSlice:
             return pc.local_timestamp(zoned)
         return values.cast(pa.timestamp("s")) if isinstance(values, pa.Date32Array) else values
 
-    def _refuse(
-        self, value: pa.Scalar[Any], index: int, partition: str, known: dict[str, str]
-    ) -> None:
+    def _refuse(self, value: str | None, index: int, partition: str, known: dict[str, str]) -> None:
         raise PartitionError(
-            f"Row {index} belongs to another partition: {self.column!r} is {value.as_py()!r} "
+            f"Row {index} belongs to another partition: {self.column!r} is {value} "
             f"(partition {partition}), and the operation replaces {', '.join(sorted(known))} of "
             f"{self.table}. Nothing was changed. Filter the rows, or run that partition."
         )
+
+
+def _id(year: int, month: int, day: int, hour: int, granularity: Granularity) -> str:
+    return f"{year:04d}{month:02d}{day:02d}{hour:02d}"[: _ID_LENGTH[granularity]]
+
+
+def _changes_clocks(moment: datetime) -> bool:
+    """Whether the zone of a moment has summer time in its year."""
+    offsets = {moment.replace(month=month, day=1).utcoffset() for month in range(1, 13)}
+    return len(offsets) > 1
 
 
 def _floor(moment: datetime, granularity: Granularity) -> datetime:
@@ -239,7 +248,8 @@ def _merged(windows: tuple[Window, ...]) -> list[Window]:
 
 def _literal(moment: datetime, type_name: str, source: TimeFilter) -> str:
     if type_name == "TIMESTAMP":
-        return f"TIMESTAMP '{moment.astimezone(_UTC).strftime('%Y-%m-%d %H:%M:%S.%f')}+00:00'"
+        instant = moment.astimezone(_UTC).replace(tzinfo=None)
+        return f"TIMESTAMP '{instant.isoformat(sep=' ')}+00:00'"
     if type_name == "DATETIME":
         return f"DATETIME '{moment.replace(tzinfo=None).isoformat(sep=' ')}'"
     if type_name == "DATE":

@@ -94,7 +94,8 @@ class Connection:
             stall: Seconds without an acknowledgement after which the call is given up as broken.
         """
         self._open_call, self._first = open_call, first
-        self._backoff, self._window, self._stall = backoff, window, stall
+        self._backoff, self._stall = backoff, stall
+        self._window = self._widest = window
         self._changed = threading.Condition()
         self._in_flight: deque[_InFlight] = deque()
         self._sent = 0  # how many of `_in_flight`, from the left, this call has taken
@@ -191,14 +192,22 @@ class Connection:
 
     def _run(self) -> None:
         """Open calls, one after the other, for as long as there is something to send."""
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it was
+            text = f"The connection failed: {type(error).__name__}: {error}"
+            with self._changed:
+                self._fail(_caused(UnreachableError(text), error))
+
+    def _serve(self) -> None:
         pauses = self._backoff.pauses()
         while self._await_work():
             before = self._answers
             error = self._converse()
-            if error is None:
-                continue
             if self._answers > before:
                 pauses = self._backoff.pauses()
+            if error is None:
+                continue
             with self._changed:
                 pause = self._after(error, pauses)
                 if pause is None:
@@ -259,7 +268,9 @@ class Connection:
             if not self._in_flight:
                 return  # abandoned
             request = self._take(0)
-            self._moved, self._answers = time.monotonic(), self._answers + 1
+            self._moved = time.monotonic()
+            self._answers += not response.HasField("error")  # only success resets the deadline
+            self._window = min(self._widest, self._window + len(request.payload))
             self._changed.notify_all()
         if response.HasField("error"):
             request.answer.set_exception(_refusal(response))

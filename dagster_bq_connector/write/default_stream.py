@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +22,11 @@ from dagster_bq_connector.errors import (
     RequestTooLargeError,
     SchemaError,
     TableNotFoundError,
+    UnreachableError,
     UnsupportedError,
 )
 from dagster_bq_connector.progress import Progress
-from dagster_bq_connector.retry import Backoff
+from dagster_bq_connector.retry import PASSING, Backoff
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.table.admin import EnsuredTable
@@ -44,6 +45,7 @@ REQUEST_LIMIT = int(9.5 * 1024 * 1024)
 PREFERRED_BYTES = 2 * 1024 * 1024
 # How long a table that was just created may be unknown to the Storage API.
 NEW_TABLE_SECONDS = 120.0
+SMALLEST_LIMIT = 64 * 1024  # a limit below this is no limit but a broken server
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class _Piece:
         first = self.indices
         kept = good + first if isinstance(first, int) else first[good]
         return _Piece(self.batch.take(pa.array(good, pa.int64())), kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    answer: Future[int | None]
+    piece: _Piece
+    size: int
+    at: float
 
 
 def append(
@@ -130,8 +140,9 @@ class _Appender:
         self._conform = Conformer(schema, table.columns)
         _refuse_time(self._conform.schema)
         self._encoder = ArrowEncoder(self._conform.schema, self._stream)
-        self._sent: deque[tuple[Future[int | None], _Piece, int, Connection]] = deque()
-        self._fresh_until = time.monotonic() + NEW_TABLE_SECONDS if table.created else 0.0
+        self._sent: deque[_Sent] = deque()
+        self._pauses: Iterator[float] | None = None  # since the last success
+        self._paused = 0.0  # when the last pause ended
         self.connection = self._connect()
         self.rows = self.bytes = 0
         self.failed: list[FailedRow] = []
@@ -146,18 +157,19 @@ class _Appender:
 
     def settle(self, only_done: bool = False) -> None:
         """Deal with the answers, of those that are there or of all."""
-        while self._sent and (not only_done or self._sent[0][0].done()):
-            answer, piece, size, connection = self._sent.popleft()
+        while self._sent and (not only_done or self._sent[0].answer.done()):
+            sent = self._sent.popleft()
             try:
-                answer.result()
+                sent.answer.result()
             except RequestTooLargeError:
-                self._split(piece, size)
+                self._split(sent)
             except AppendRefused as refusal:
-                self._refused(refusal, piece, connection)
+                self._refused(refusal, sent)
             else:
-                self.rows += piece.batch.num_rows
-                self.bytes += size
-                self._progress.advance(piece.batch.num_rows)
+                self._pauses = None
+                self.rows += sent.piece.batch.num_rows
+                self.bytes += sent.size
+                self._progress.advance(sent.piece.batch.num_rows)
 
     def _connect(self) -> Connection:
         call = append_rows(self._clients.channel, self._stream)
@@ -178,7 +190,8 @@ class _Appender:
             except AppendRefused as refusal:
                 answer = Future[int | None]()
                 answer.set_exception(refusal)
-            self._sent.append((answer, part, len(cut.payload), self.connection))
+            size = len(cut.payload)
+            self._sent.append(_Sent(answer, part, size, time.monotonic()))
 
     def _oversized(self, index: int, size: int, limit: int) -> None:
         reason = (
@@ -187,40 +200,51 @@ class _Appender:
         )
         self.failed.append(FailedRow(index, reason))
 
-    def _split(self, piece: _Piece, size: int) -> None:
+    def _split(self, sent: _Sent) -> None:
         """The server takes less than was thought: remember, and cut again."""
+        if sent.piece.batch.num_rows == 1:
+            self._oversized(sent.piece.index(0), sent.size, sent.size - 1)
+            return
         limit = self._clients.request_limit or REQUEST_LIMIT
-        self._clients.request_limit = max(1024, min(limit, size) // 2)
-        if piece.batch.num_rows == 1:
-            self._oversized(piece.index(0), size, self._clients.request_limit)
-        else:
-            self._send(piece)
+        self._clients.request_limit = max(SMALLEST_LIMIT, min(limit, sent.size // 2))
+        self._send(sent.piece)
 
-    def _refused(self, refusal: AppendRefused, piece: _Piece, connection: Connection) -> None:
+    def _refused(self, refusal: AppendRefused, sent: _Sent) -> None:
         fault = refusal.fault
         if fault is Fault.TOO_LARGE:
-            self._split(piece, piece.batch.nbytes)
+            self._split(sent)
         elif fault is Fault.ROWS:
             bad = dict(refusal.row_errors)
-            self.failed += [FailedRow(piece.index(row), text) for row, text in bad.items()]
-            self._send(piece.without(bad))
-        elif self._passes(fault, connection):
-            self._send(piece)
+            self.failed += [FailedRow(sent.piece.index(row), text) for row, text in bad.items()]
+            self._send(sent.piece.without(bad))
+        elif self._passes(fault):
+            self._pause(refusal, sent)
+            self._send(sent.piece)
         else:
             raise self._error(refusal) from refusal
 
-    def _passes(self, fault: Fault, connection: Connection) -> bool:
+    def _passes(self, fault: Fault) -> bool:
         """Whether the same rows may be taken next time.
 
         A table that was created just now may be unknown, or denied, to the Storage API.
         """
-        if fault in (Fault.TABLE_MISSING, Fault.DENIED) and time.monotonic() < self._fresh_until:
-            time.sleep(1)
-            if connection.failed and connection is self.connection:
-                connection.abandon()
-                self.connection = self._connect()
-            return True
-        return fault in (Fault.BROKEN, Fault.THROTTLED)
+        new = self._table.age < NEW_TABLE_SECONDS
+        return fault in PASSING or (new and fault in (Fault.TABLE_MISSING, Fault.DENIED))
+
+    def _pause(self, refusal: AppendRefused, sent: _Sent) -> None:
+        """Wait before the rows are sent again: once for all that was sent before the last pause."""
+        if sent.at < self._paused:
+            return
+        self._pauses = self._pauses or self._backoff.pauses()
+        if (pause := next(self._pauses, None)) is None:
+            raise UnreachableError(
+                f"Table {self._table.ref}: no success within the deadline. Last: {refusal}"
+            ) from refusal
+        time.sleep(pause)
+        if self.connection.failed:
+            self.connection.abandon()
+            self.connection = self._connect()
+        self._paused = time.monotonic()
 
     def _error(self, refusal: AppendRefused) -> ConnectorError:
         if refusal.fault in (Fault.TABLE_MISSING, Fault.DENIED):

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from google.cloud import bigquery
 
-from dagster_bq_connector.errors import FailedRow, FailedRowsError, UnsupportedError
+from dagster_bq_connector.errors import (
+    ConnectorError,
+    FailedRow,
+    FailedRowsError,
+    RefusedError,
+    UnsupportedError,
+)
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
@@ -60,16 +66,20 @@ def load(
     try:
         staged = _stage(staging, targets, data, progress)
         jobs: list[Running] = []
+        refused: ConnectorError | None = None
         try:
             for target in targets.targets:
-                job = _start(
-                    client, staging, targets, target, staged[target.id], operation, labels, deadline
-                )
+                files = staged[target.id]
+                job = _start(client, staging, targets, target, files, operation, labels, deadline)
                 jobs.append(job)
+        except ConnectorError as error:
+            refused = error
         except BaseException:
-            cancel_all(jobs, deadline)
+            cancel_all(jobs)
             raise
         finish_all(jobs, deadline, progress)
+        if refused is not None:
+            raise _unfinished(targets, jobs, refused) from refused
     finally:
         staging.clear()
     files = [staged[target.id] for target in targets.targets]
@@ -103,6 +113,14 @@ def _stage(
         raise FailedRowsError(targets.table, failed, written=0)
     stager.finish([target.id for target in targets.targets], conform.schema)
     return stager.staged
+
+
+def _unfinished(targets: Targets, jobs: Sequence[Running], error: ConnectorError) -> ConnectorError:
+    """Some jobs were never started. Those that were are done."""
+    if not jobs:
+        return error
+    done = ", ".join(target.key or target.id for target in targets.targets[: len(jobs)])
+    return RefusedError(f"Only {done} of {targets.table} were written; then: {error}")
 
 
 def _refuse_types(columns: Sequence[bigquery.SchemaField], path: str = "") -> None:

@@ -43,6 +43,9 @@ def start_load(
         raise explain(error, f"Load job {job_id} into {destination}") from error
 
 
+CANCEL_SECONDS = 15.0
+
+
 @dataclass(frozen=True)
 class Running:
     """A load job under way.
@@ -87,7 +90,7 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
             except RefusedError as error:
                 failures.append(error)
     except BaseException:  # Dagster's Terminate and Ctrl-C arrive as exceptions of the main thread
-        cancel_all(jobs, deadline)
+        cancel_all(jobs)
         raise
     if len(failures) == 1 == len(jobs):
         raise failures[0]
@@ -117,10 +120,14 @@ def _check_rows(running: Running) -> None:
         )
 
 
-def cancel_all(jobs: Sequence[Running], deadline: float) -> None:
-    """Ask BigQuery to end jobs. One that cannot be reached is left to itself."""
+def cancel_all(jobs: Sequence[Running]) -> None:
+    """Ask BigQuery to end jobs, for a quarter of a minute: somebody waits for the interruption."""
+    end = time.monotonic() + CANCEL_SECONDS
     for running in jobs:
+        left = end - time.monotonic()
+        if left <= 0:
+            return
         try:
-            running.job.cancel(timeout=min(deadline, 10.0))
+            running.job.cancel(retry=None, timeout=min(left, 5.0))
         except REST_ERRORS:
             continue

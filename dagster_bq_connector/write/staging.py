@@ -57,6 +57,7 @@ class Staging:
         rest = rest_options(deadline)
         retry = DEFAULT_RETRY.with_timeout(deadline)
         self._options: Any = {"timeout": rest["timeout"], "retry": retry}
+        self._once: Any = {"timeout": rest["timeout"], "retry": None}
         self.attempt = uuid.uuid4().hex[:16]
         self._prefix = "/".join(filter(None, [prefix.strip("/"), self.attempt]))
         self._client: storage.Client = clients.cloud_storage(project)
@@ -90,12 +91,12 @@ class Staging:
         staged.bytes += size
 
     def clear(self) -> None:
-        """Delete this attempt's files. One that cannot be deleted is left to the bucket's rules."""
+        """Delete this attempt's files. When that fails, the rest is left to the bucket's rules."""
         for blob in self._blobs:
             try:
-                blob.delete(**self._options)
+                blob.delete(**self._once)
             except REST_ERRORS:
-                continue
+                return
 
     def _explain(self, error: Exception, uri: str) -> ConnectorError:
         if isinstance(error, NotFound):
@@ -118,6 +119,11 @@ class Stager:
 
     def add(self, target: str, batch: pa.RecordBatch) -> None:
         """Keep the rows of one target until they fill a file."""
+        rows = max(1, batch.num_rows * FILE_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            self._keep(target, batch.slice(start, rows))
+
+    def _keep(self, target: str, batch: pa.RecordBatch) -> None:
         self._buffers[target].append(batch)
         self._held[target] += batch.nbytes
         if self._held[target] >= FILE_BYTES:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
-from dagster_bq_connector.errors import PartitionError
-from dagster_bq_connector.schema.types import wire_field
+from dagster_bq_connector.errors import PartitionError, SchemaError
+from dagster_bq_connector.schema.types import type_name, wire_field
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
@@ -65,21 +65,33 @@ def of_slice(slice_: TableSlice, ensure: Ensure, options: TableOptions | None) -
     Raises:
         PartitionError: The windows are no partitions of the table.
     """
-    options = options or slice_.options
+    layout = slice_.options.partitioning if slice_.options else None
+    options = options or slice_.options or TableOptions()
+    if layout and not options.partitioning:
+        options = replace(options, partitioning=layout)
     if slice_.sharded:
         ids = slice_.partitions(None)
-        tables = [ensure(slice_.address(id_), options) for id_ in ids]
-        columns = tables[0].columns if tables else []
+        columns = _same_columns([ensure(slice_.address(id_), options) for id_ in ids])
     else:
         columns = ensure(slice_.table, options).columns
         ids = slice_.partitions(_column_type(slice_, columns))
-    if not ids:
-        raise PartitionError(
-            f"{', '.join(key for key, _ in slice_.windows)} is an hour that the calendar has "
-            f"twice; its rows are in the next partition of {slice_.table}. Skip this one."
-        )
     targets = [Target(id_, slice_.address(id_), key) for id_, key in ids.items()]
     return Targets(slice_.table, columns, targets, slice_.split)
+
+
+def _same_columns(tables: Sequence[EnsuredTable]) -> Sequence[SchemaField]:
+    first = tables[0]
+    for table in tables[1:]:
+        if _shape(table.columns) != _shape(first.columns):
+            raise SchemaError(
+                f"{table.ref} and {first.ref} have not the same columns, so one write cannot fill "
+                "both: write them one by one."
+            )
+    return first.columns
+
+
+def _shape(columns: Sequence[SchemaField]) -> dict[str, object]:
+    return {c.name.casefold(): (type_name(c), c.mode, _shape(c.fields)) for c in columns}
 
 
 def _column_type(slice_: TableSlice, columns: Sequence[SchemaField]) -> pa.DataType | None:

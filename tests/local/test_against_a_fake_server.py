@@ -15,9 +15,15 @@ from google.cloud.bigquery_storage_v1 import types
 from google.rpc import status_pb2
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStreamWriter
-from dagster_bq_connector.errors import FailedRowsError, RefusedError, TableNotFoundError
+from dagster_bq_connector.errors import (
+    FailedRowsError,
+    RefusedError,
+    TableNotFoundError,
+    UnreachableError,
+)
 from dagster_bq_connector.read import rows as read_rows
 from dagster_bq_connector.read import stream as read_stream
+from dagster_bq_connector.write import default_stream
 from support.fake_storage import FakeStorage, acknowledged
 
 MIB = 1024 * 1024
@@ -34,7 +40,7 @@ def storage() -> Iterator[FakeStorage]:
 def faked(
     bigquery: BigQueryResource, fields: dict[str, Any], storage: FakeStorage
 ) -> BigQueryResource:
-    other = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 20.0}
+    other = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 20}
     return BigQueryResource(**(fields | other))
 
 
@@ -70,8 +76,6 @@ def test_a_refused_size_is_halved_and_remembered(
             yield acknowledged()
 
     storage.append = append
-    from dagster_bq_connector.write import default_stream
-
     writer = DefaultStreamWriter(bigquery=faked)
     rows = pa.table({"id": range(1200), "doc": ["x" * 10_000] * 1200})
     with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +147,11 @@ def test_rows_that_the_server_refuses_are_taken_out(
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED])
 def test_a_new_table_may_be_unknown_for_a_while(
-    faked: BigQueryResource, storage: FakeStorage, dataset: str, code: grpc.StatusCode
+    faked: BigQueryResource,
+    storage: FakeStorage,
+    dataset: str,
+    code: grpc.StatusCode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     received = Received()
 
@@ -160,6 +168,7 @@ def test_a_new_table_may_be_unknown_for_a_while(
     assert writer.append(reader, f"{dataset}.t").rows == 30
     assert sorted(received.ids) == list(range(30))
     storage.append_calls = 0
+    monkeypatch.setattr(default_stream, "NEW_TABLE_SECONDS", 0.0)
     with pytest.raises(TableNotFoundError, match="may not write to it"):
         writer.append(pa.table({"id": [1]}), f"{dataset}.t")
 
@@ -222,14 +231,24 @@ def test_a_slow_consumer_is_not_run_over(
     """Public failure case 59: two hundred batches of a megabyte, and nobody who takes them."""
     monkeypatch.setattr(read_rows, "WINDOW_BYTES", 8 * MIB)
     served = Served(storage, streams=4, batches=50, rows=MIB // 8)
+    taken: list[int] = []
+    take = read_stream.StreamReader._next
+
+    def counted(self):
+        message = take(self)
+        taken.append(1)
+        return message
+
+    monkeypatch.setattr(read_stream.StreamReader, "_next", counted)
     batches = iter(BigQueryReader(bigquery=faked).read(table))
     next(batches)
     before = -1
-    while before != served.sent:  # until the server has nothing to do any more
-        before = served.sent
+    while before != len(taken):  # until the readers have nothing to do any more
+        before = len(taken)
         time.sleep(0.5)
-    # The window, what each of four readers holds in its hand, and gRPC's own buffers.
-    assert served.sent <= 8 + 4 + 4 * 5
+    # The window, what each of four readers holds in its hand, and the one that was consumed.
+    assert len(taken) <= 8 + 4 + 1
+    assert served.sent < 150  # and gRPC, which has buffers of its own, does not fetch the rest
     assert sum(batch.num_rows for batch in batches) == 199 * served.rows
     assert served.sent == 200
 
@@ -288,3 +307,115 @@ def test_a_read_that_is_refused_keeps_the_reason(
     storage.read = refused
     with pytest.raises(RefusedError, match="the session is over"):
         BigQueryReader(bigquery=faked).read(table).to_arrow()
+
+
+def test_a_sibling_that_trickles_hides_no_stall(
+    faked: BigQueryResource,
+    storage: FakeStorage,
+    table: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = Served(storage, streams=2, batches=8, rows=10)
+    whole, stalled, reopened = served.read, threading.Event(), threading.Event()
+
+    def uneven(request, context):
+        if request.read_stream == "s/0" and not stalled.is_set():
+            stalled.set()
+            while context.is_active():
+                time.sleep(0.01)
+            return
+        if request.read_stream == "s/0":
+            reopened.set()
+            yield from whole(request, context)
+            return
+        for response in whole(request, context):
+            if not reopened.is_set():
+                time.sleep(0.3)
+            yield response
+        assert reopened.wait(20)  # the trickle goes on until the other stream was opened again
+
+    storage.read = uneven
+    monkeypatch.setattr(read_stream, "IDLE_SECONDS", 0.5)
+    assert BigQueryReader(bigquery=faked).read(table).to_arrow().num_rows == 160
+
+
+def test_many_refused_sizes_halve_once(
+    faked: BigQueryResource, storage: FakeStorage, dataset: str
+) -> None:
+    """Each refused request in flight once halved the limit again, down to nothing."""
+    received, limit = Received(), MIB
+
+    def append(requests, context):
+        for request in requests:
+            ids = received.take(request)
+            if received.sizes[-1] > limit:
+                text = f"AppendRows request too large: {received.sizes[-1]} limit {limit}"
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            received.ids += ids
+            yield acknowledged()
+
+    storage.append = append
+    writer = DefaultStreamWriter(bigquery=faked)
+    rows = pa.table({"id": range(4000), "doc": ["x" * 10_000] * 4000})
+    assert writer.append(rows, f"{dataset}.t").rows == 4000
+    assert sorted(received.ids) == list(range(4000))
+    remembered = faked.connect().clients.request_limit
+    assert remembered is not None
+    assert limit // 4 < remembered <= limit
+
+
+@pytest.mark.parametrize("code", [8, 14])
+def test_an_answer_that_asks_for_patience_is_not_asked_for_ever(
+    fields: dict[str, Any], storage: FakeStorage, dataset: str, code: int
+) -> None:
+    asked: list[int] = []
+
+    def append(requests, _context):
+        for _ in requests:
+            asked.append(1)
+            yield types.AppendRowsResponse(error=status_pb2.Status(code=code, message="later"))
+
+    storage.append = append
+    short = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 1}
+    writer = DefaultStreamWriter(bigquery=BigQueryResource(**(fields | short)))
+    with pytest.raises(UnreachableError, match="no success within the deadline. Last: later"):
+        writer.append(pa.table({"id": [1]}), f"{dataset}.t")
+    assert 2 <= len(asked) < 30
+
+
+def test_a_new_table_costs_its_requests_one_wait_together(
+    faked: BigQueryResource,
+    storage: FakeStorage,
+    dataset: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received = Received()
+
+    def append(requests, context):
+        for request in requests:
+            ids = received.take(request)
+            if storage.append_calls < 4:
+                context.abort(grpc.StatusCode.NOT_FOUND, "Not found: Table")
+            received.ids += ids
+            yield acknowledged()
+
+    storage.append = append
+    pauses: list[float] = []
+    monkeypatch.setattr(default_stream.time, "sleep", pauses.append)
+    rows = pa.table({"id": range(40)}).to_reader(max_chunksize=1)
+    assert DefaultStreamWriter(bigquery=faked).append(rows, f"{dataset}.t").rows == 40
+    assert sorted(received.ids) == list(range(40))
+    assert len(pauses) == 3
+
+
+def test_who_lost_the_race_to_create_is_as_patient(
+    faked: BigQueryResource, storage: FakeStorage, table: str
+) -> None:
+    def append(requests, context):
+        for _ in requests:
+            if storage.append_calls < 2:
+                context.abort(grpc.StatusCode.NOT_FOUND, "Not found: Table")
+            yield acknowledged()
+
+    storage.append = append
+    assert DefaultStreamWriter(bigquery=faked).append(pa.table({"id": [1]}), table).rows == 1

@@ -4,9 +4,12 @@ import datetime as dt
 import gc
 import pickle
 import socket
+import threading
+import time
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -21,6 +24,7 @@ from dagster_bq_connector import (
     TimePartitioning,
 )
 from dagster_bq_connector.errors import (
+    ConfigurationError,
     DatasetNotFoundError,
     FailedRowsError,
     InvalidNameError,
@@ -218,7 +222,7 @@ def test_a_table_with_another_layout_is_refused(
 def test_creation_is_a_choice(dataset: str, bigquery: BigQueryResource) -> None:
     rows = pa.table({"id": [1]})
     never = DefaultStreamWriter(bigquery=bigquery, create_table=False)
-    with pytest.raises(TableNotFoundError, match=f"{dataset}.t does not exist, and create_table"):
+    with pytest.raises(TableNotFoundError, match=f"{dataset}.t does not exist. create_table=False"):
         never.append(rows, f"{dataset}.t")
     missing = f"{dataset}_missing"
     writer = DefaultStreamWriter(bigquery=bigquery)
@@ -246,7 +250,7 @@ def test_bad_rows_are_named_and_the_others_are_written(
         stream_writer.append(rows, f"{dataset}.t")
     failed = {row.index: (row.column, row.reason) for row in caught.value.rows}
     assert set(failed) == {1, 2, 3}
-    assert failed[1] == ("id", "null in a column that is REQUIRED")
+    assert failed[1] == ("id", "null in 'id', which is REQUIRED")
     assert failed[2][0] == "n"
     assert failed[3][0] == "id"
     assert caught.value.written == 1
@@ -325,7 +329,7 @@ def test_a_server_that_is_not_there(fields: dict[str, Any], dataset: str) -> Non
     """Both halves: REST, which is asked first, and the Storage API behind a REST that works."""
     nowhere = f"http://127.0.0.1:{free_port()}"
     rows = pa.table({"id": [1]})
-    short = fields | {"deadline_seconds": 2.0}
+    short = fields | {"deadline_seconds": 2}
     endpoints = {name: nowhere for name in fields if name.endswith("endpoint")}
     gone = BigQueryResource(**(short | endpoints))
     for attempt in (
@@ -349,4 +353,61 @@ def test_iteration_can_be_left_early(
     assert next(batches).num_rows > 0
     del batches
     gc.collect()
+    deadline = time.monotonic() + 20
+    while [thread for thread in threading.enumerate() if thread.name == "read-stream"]:
+        assert time.monotonic() < deadline, "a reader stayed"
+        time.sleep(0.01)
     assert reader.read(f"{dataset}.t").to_arrow().num_rows == 5000
+
+
+def test_data_without_a_type_of_its_own_fits_a_table_that_is_there(
+    dataset: str, stream_writer: DefaultStreamWriter, reader: BigQueryReader
+) -> None:
+    """A column of nulls only, or an empty pandas frame, says nothing about its types."""
+    stream_writer.append(pa.table({"id": [1], "s": ["x"]}), f"{dataset}.t")
+    stream_writer.append(pa.table({"id": [2], "s": pa.nulls(1)}), f"{dataset}.t")
+    empty = pd.DataFrame({"id": [], "s": []}, dtype=object)
+    assert stream_writer.append(empty, f"{dataset}.t").rows == 0
+    rows = reader.read(f"{dataset}.t").to_arrow().to_pylist()
+    assert sorted(rows, key=str) == [{"id": 1, "s": "x"}, {"id": 2, "s": None}]
+
+
+def test_declared_limits_are_kept(
+    dataset: str, stream_writer: DefaultStreamWriter, bigquery: BigQueryResource
+) -> None:
+    with bigquery.get_client() as client:
+        client.query_and_wait(f"CREATE TABLE {dataset}.t (n NUMERIC(10, 2), s STRING(2))")
+    rows = pa.table({"n": [Decimal("1.25"), Decimal("1.239")], "s": ["ab", "abc"]})
+    with pytest.raises(FailedRowsError, match=r"NUMERIC\(10, 2\)") as caught:
+        stream_writer.append(rows, f"{dataset}.t")
+    assert [row.index for row in caught.value.rows] == [1]
+
+
+def test_misuse_is_named(
+    dataset: str,
+    stream_writer: DefaultStreamWriter,
+    reader: BigQueryReader,
+    bigquery: BigQueryResource,
+) -> None:
+    daily = DailyTable(f"{dataset}.t", column="day")
+    rows = pa.table({"id": [1]})
+    stream_writer.append(rows, f"{dataset}.t")
+    for wrong in (daily, None, rows):
+        with pytest.raises(InvalidNameError, match="is no table: pass 'dataset.table'"):
+            reader.read(wrong)
+        with pytest.raises(InvalidNameError, match="is no table: pass 'dataset.table'"):
+            stream_writer.append(rows, wrong)
+    with pytest.raises(ConfigurationError, match="options is dict: pass TableOptions"):
+        stream_writer.append(rows, f"{dataset}.t", {"clustering": ["id"]})
+    with pytest.raises(ConfigurationError, match="write a tuple of column names"):
+        TableOptions(clustering="id")
+    with pytest.raises(ConfigurationError, match="it is a TimePartitioning or"):
+        TableOptions(partitioning="day")
+    with pytest.raises(ConfigurationError, match="granularity='week'"):
+        TimePartitioning("day", "week")
+    with pytest.raises(SchemaError, match="write a list of column names"):
+        reader.read(f"{dataset}.t", columns="id")
+    with pytest.raises(UnsupportedError, match="where is DailyTable: write SQL"):
+        reader.read(f"{dataset}.t", where=daily)
+    with bigquery.get_client() as client, pytest.raises(ConfigurationError, match="bigquery is "):
+        BigQueryReader(bigquery=client).read(f"{dataset}.t")

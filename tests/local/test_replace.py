@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from google.cloud.bigquery import LoadJob
 
 from dagster_bq_connector import (
     BigQueryReader,
@@ -12,6 +13,7 @@ from dagster_bq_connector import (
     DailyTable,
     FileLoadsWriter,
     TableOptions,
+    TimePartitioning,
 )
 from dagster_bq_connector.errors import (
     ConfigurationError,
@@ -19,9 +21,11 @@ from dagster_bq_connector.errors import (
     PartitionError,
     RefusedError,
     SchemaError,
+    TableNotFoundError,
+    UnreachableError,
     UnsupportedError,
 )
-from dagster_bq_connector.write import staging
+from dagster_bq_connector.write import file_loads, jobs, staging
 
 UTC = dt.UTC
 DAYS = ["2026-08-01", "2026-08-02", "2026-08-03"]
@@ -296,3 +300,105 @@ def test_times_and_nested_columns_travel_by_file(
     )
     load_writer.replace(rows, f"{dataset}.t")
     assert reader.read(f"{dataset}.t").to_arrow().to_pylist() == rows.to_pylist()
+
+
+def test_options_of_the_caller_keep_the_partitioning(
+    dataset: str, load_writer: FileLoadsWriter, bigquery: BigQueryResource
+) -> None:
+    daily = DailyTable(f"{dataset}.t", column="day")
+    options = TableOptions(clustering=("n",))
+    load_writer.replace(rows_of(DAYS[0]), daily.for_keys(DAYS[:1]), options)
+    with bigquery.get_client() as client:
+        table = client.get_table(f"{dataset}.t")
+    assert (table.time_partitioning.field, table.clustering_fields) == ("day", ["n"])
+
+
+def test_a_partition_of_a_table_that_is_not_there(
+    dataset: str, load_writer: FileLoadsWriter, bigquery: BigQueryResource
+) -> None:
+    with pytest.raises(TableNotFoundError, match="pass options with a partitioning"):
+        load_writer.replace(rows_of(DAYS[0]), f"{dataset}.t$20260801")
+    with bigquery.get_client() as client:
+        assert list(client.list_tables(dataset)) == []
+    options = TableOptions(TimePartitioning("day"))
+    load_writer.replace(rows_of(DAYS[0]), f"{dataset}.t$20260801", options)
+
+
+def test_shards_of_other_columns(
+    dataset: str, load_writer: FileLoadsWriter, reader: BigQueryReader
+) -> None:
+    daily = DailyTable(f"{dataset}.t", column="day", layout="sharded")
+    load_writer.replace(rows_of(DAYS[0]), daily.for_keys(DAYS[:1]))
+    more = rows_of(DAYS[1]).append_column("extra", pa.array([1, 2, 3]))
+    load_writer.replace(more, daily.for_keys(DAYS[1:2]))
+    with pytest.raises(SchemaError, match="t_20260802 has the columns .*extra"):
+        reader.read(daily.for_keys(DAYS[:2]))
+    both = reader.read(daily.for_keys(DAYS[:2]), columns=["tag", "n"])
+    assert both.to_arrow().num_rows == 6
+    with pytest.raises(SchemaError, match="have not the same columns"):
+        load_writer.replace(rows_of(*DAYS[:2]), daily.for_keys(DAYS[:2]))
+
+
+def test_a_job_that_cannot_be_started_among_others(
+    dataset: str,
+    load_writer: FileLoadsWriter,
+    reader: BigQueryReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those before it are done, and the error says which."""
+    daily = DailyTable(f"{dataset}.t", column="day")
+    load_writer.replace(rows_of(*DAYS, tag="old"), daily.for_keys(DAYS))
+    start, started = file_loads.start_load, []
+
+    def third_fails(client, uris, destination, *arguments):
+        started.append(destination)
+        if len(started) == 3:
+            raise UnreachableError("no answer")
+        return start(client, uris, destination, *arguments)
+
+    monkeypatch.setattr(file_loads, "start_load", third_fails)
+    with pytest.raises(RefusedError, match="Only 2026-08-01, 2026-08-02 of .*t were written; then"):
+        load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS))
+    tags = {row[0].isoformat(): row[2] for row in content(reader, f"{dataset}.t")}
+    assert tags == {DAYS[0]: "new", DAYS[1]: "new", DAYS[2]: "old"}
+
+
+def test_an_interrupted_replace_cancels_its_jobs_and_leaves_no_files(
+    dataset: str,
+    load_writer: FileLoadsWriter,
+    bigquery: BigQueryResource,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daily = DailyTable(f"{dataset}.t", column="day")
+    cancelled: list[str] = []
+    monkeypatch.setattr(
+        LoadJob, "cancel", lambda self, **_: cancelled.append(self.job_id), raising=True
+    )
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS))
+    assert len(cancelled) == 3
+    connected = bigquery.connect()
+    client = connected.clients.cloud_storage(connected.project)
+    assert list(client.list_blobs("staging", prefix="files/")) == []
+
+
+def test_one_large_batch_becomes_several_files(
+    dataset: str, load_writer: FileLoadsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "FILE_BYTES", 100_000)
+    sizes: list[int] = []
+    write = staging.Staging.write
+
+    def spy(self, batches, into):
+        sizes.append(sum(batch.nbytes for batch in batches))
+        write(self, batches, into)
+
+    monkeypatch.setattr(staging.Staging, "write", spy)
+    load_writer.replace(pa.table({"n": range(50_000)}), f"{dataset}.t")
+    assert len(sizes) >= 4
+    assert max(sizes) <= 101_000

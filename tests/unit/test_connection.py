@@ -143,11 +143,19 @@ def test_an_answer_wakes_its_waiter_without_polling(
     """Public failure case 6: ten appends of one row took a second or two each."""
     storage.append = lambda requests, _: (acknowledged(number_in(r)) for r in requests)
     connection = connect(channel)
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    naps: list[float | None] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
+    for waited_on in (connection._changed, connection._ended):
+
+        def watched(timeout: float | None = None, wait=waited_on.wait) -> bool:
+            naps.append(timeout)
+            return wait(timeout)
+
+        monkeypatch.setattr(waited_on, "wait", watched)
     assert [connection.send(payload(n)).result(timeout=20) for n in range(10)] == list(range(10))
     connection.close()
-    assert slept == []
+    # Nobody looks again after a while, but for the watch, which looks for stalls.
+    assert set(naps) == {None, connection._stall / 4}
 
 
 @pytest.mark.parametrize("threads", [2, 8])
@@ -267,3 +275,64 @@ def test_closing_twice_and_closing_unused(channel: grpc.Channel) -> None:
     connection.close()
     with pytest.raises(UnreachableError, match="closed"):
         connection.send(payload(1))
+
+
+def test_the_deadline_counts_from_the_last_success(
+    storage: FakeStorage, channel: grpc.Channel
+) -> None:
+    """A blip, a success, an idle end, a rest, and another blip: nothing has failed for long."""
+
+    def append(requests, context):
+        for request in requests:
+            if storage.append_calls in (1, 3):
+                context.abort(grpc.StatusCode.UNAVAILABLE, "blip")
+            yield acknowledged(number_in(request))
+            context.abort(grpc.StatusCode.ABORTED, "inactive for 600 seconds")
+
+    storage.append = append
+    connection = connect(channel, Backoff(initial=0.01, cap=0.05, deadline=0.5))
+    assert connection.send(payload(1)).result(timeout=20) == 1
+    time.sleep(0.7)
+    assert connection.send(payload(2)).result(timeout=20) == 2
+    connection.close()
+    assert storage.append_calls == 4
+
+
+def test_whatever_ends_the_sender_is_told_to_those_who_wait() -> None:
+    def no_threads(_requests: Iterator[bytes]) -> object:
+        raise RuntimeError("can't start new thread")
+
+    connection = Connection(no_threads, bytes, backoff=QUICK)
+    with pytest.raises(UnreachableError, match="can't start new thread"):
+        connection.send(b"x").result(timeout=20)
+    connection.abandon()
+
+
+def test_an_answer_that_cannot_be_read_is_told() -> None:
+    class Garbled(list[bytes]):
+        def cancel(self) -> None: ...
+
+    encoder = ArrowEncoder(SCHEMA, STREAM)
+    connection = Connection(lambda _: Garbled([b"\xff\xff"]), encoder.first, backoff=QUICK)
+    with pytest.raises(UnreachableError, match="The connection failed: DecodeError"):
+        connection.send(payload(1)).result(timeout=20)
+    connection.abandon()
+
+
+def test_the_window_recovers_from_throttling(storage: FakeStorage, channel: grpc.Channel) -> None:
+    def append(requests, context):
+        for request in requests:
+            if storage.append_calls < 4:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "AppendRows throughput")
+            yield acknowledged(number_in(request))
+
+    storage.append = append
+    one = len(payload(0, 1000))
+    connection = connect(channel, window=8 * one)
+    connection.send(payload(0, 1000)).result(timeout=20)
+    narrow = connection._window
+    for _ in range(10):
+        connection.send(payload(0, 1000)).result(timeout=20)
+    connection.close()
+    assert narrow < 8 * one
+    assert connection._window == 8 * one

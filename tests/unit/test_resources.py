@@ -208,7 +208,7 @@ def test_credentials_never_go_over_plaintext(field: str) -> None:
     resource = BigQueryResource(
         project="p", gcp_credentials=service_account("a"), **{field: LOCAL[field]}
     )
-    with pytest.raises(ConfigurationError, match=f"{LOCAL[field]} has no TLS"):
+    with pytest.raises(ConfigurationError, match=f"{LOCAL[field]} is an emulator or has no"):
         resource.connect()
 
 
@@ -257,10 +257,11 @@ def test_the_emulators_variables() -> None:
     }
     endpoints = Endpoints.resolve(environment=variables)
     assert endpoints == Endpoints(
-        Endpoint("127.0.0.1:1", False),
-        Endpoint("127.0.0.1:2", False),
-        Endpoint("storage.test", True),
+        Endpoint("127.0.0.1:1", tls=False, emulator=True),
+        Endpoint("127.0.0.1:2", tls=False, emulator=True),
+        Endpoint("storage.test", tls=True, emulator=True),
     )
+    assert Endpoints.resolve(environment={"BIGQUERY_EMULATOR_HOST": " "}) == Endpoints()
     given = Endpoints.resolve("https://rest.test", environment=variables)
     assert given.rest == Endpoint("rest.test", True)
 
@@ -316,3 +317,37 @@ def test_labels_stay_different_and_short() -> None:
     assert len(set(values)) == len(texts)
     assert all(len(value) <= 63 for value in values)
     assert values[0].startswith("2026-08-01-13_00-")
+
+
+def test_a_refused_value_is_not_shown() -> None:
+    with pytest.raises(ValidationError) as caught:
+        BigQueryResource(project="p", gcp_credentals="secret")  # misspelt
+    assert "gcp_credentals" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_emulator_with_tls_is_an_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", "https://emulator.test:9050")
+    connected = BigQueryResource(project="p").connect()
+    with pytest.raises(ConfigurationError, match="would reach the real service"):
+        _ = connected.clients.channel
+    with pytest.raises(ConfigurationError, match="is an emulator or has no TLS"):
+        BigQueryResource(project="p", gcp_credentials=service_account("a")).connect()
+
+
+def test_credentials_and_none_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="leave one out"):
+        BigQueryResource(project="p", gcp_credentials="{}", anonymous=True).connect()
+
+
+def test_the_deadline_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEADLINE", "7")
+    resource = BigQueryResource(project="p", deadline_seconds=dg.EnvVar.int("DEADLINE"), **LOCAL)
+
+    @dg.asset
+    def look(bigquery: BigQueryResource) -> float:
+        return bigquery.connect().deadline
+
+    assert dg.materialize([look], resources={"bigquery": resource}).output_for_node("look") == 7
+    with pytest.raises(ConfigurationError, match="deadline_seconds=0"):
+        BigQueryResource(project="p", deadline_seconds=0).connect()

@@ -1,6 +1,8 @@
 """Partition keys, windows of time, partition ids, and the rows that belong to them."""
 
 import datetime as dt
+import re
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -40,22 +42,22 @@ def test_a_day_of_another_zone() -> None:
         ids(daily, TIMESTAMP, "2026-08-01")
     sharded = DailyTable("d.t", column="c", timezone="Europe/Berlin", layout="sharded")
     assert ids(sharded, TIMESTAMP, "2026-08-01") == ["20260801"]
-    hourly = DailyTable("d.t", column="c", timezone="Europe/Berlin", granularity="hour")
-    assert ids(hourly, TIMESTAMP, "2026-08-01-02:00") == ["2026080100"]
 
 
-def test_the_hour_that_the_calendar_has_twice_belongs_to_one_key() -> None:
+def test_hours_of_a_zone_whose_clocks_change_are_no_partitions_of_the_calendar() -> None:
+    """One hour of it is there twice: two keys would replace one partition."""
     hourly = DailyTable("d.t", column="c", timezone="Europe/Berlin", granularity="hour")
+    for kind in (DATE, DATETIME):
+        with pytest.raises(PartitionError, match="has an hour twice"):
+            ids(hourly, kind, "2026-08-01-02:00")
     definition = hourly.partitions_def("2026-10-25-00:00", end="2026-10-25-05:00")
     keys = definition.get_partition_keys()
     assert len(keys) == 6
-    assert ids(hourly, DATETIME, *keys) == [
-        "2026102500",
-        "2026102501",
-        "2026102502",
-        "2026102503",
-        "2026102504",
+    assert ids(hourly, TIMESTAMP, *keys) == [f"20261024{h}" for h in (22, 23)] + [
+        f"20261025{h:02d}" for h in range(4)
     ]
+    fixed = DailyTable("d.t", column="c", timezone="Asia/Kolkata", granularity="hour")
+    assert ids(fixed, DATETIME, "2026-08-01-02:00") == ["2026080102"]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +70,8 @@ def test_the_hour_that_the_calendar_has_twice_belongs_to_one_key() -> None:
         ),
         (
             "TIMESTAMP",
-            "(`c` >= TIMESTAMP '2026-07-31 22:00:00.000000+00:00'"
-            " AND `c` < TIMESTAMP '2026-08-02 22:00:00.000000+00:00')",
+            "(`c` >= TIMESTAMP '2026-07-31 22:00:00+00:00'"
+            " AND `c` < TIMESTAMP '2026-08-02 22:00:00+00:00')",
         ),
     ],
 )
@@ -134,12 +136,37 @@ def test_data_without_the_column_or_with_a_wrong_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("granularity", "key"), [("day", "2026-08"), ("day", "nonsense"), ("hour", "2026-08-01")]
+    ("granularity", "key"),
+    [
+        ("day", "2026-08"),
+        ("day", "nonsense"),
+        ("day", "9999-12-31"),
+        ("day", dt.date(2026, 8, 1)),
+        ("hour", "2026-08-01"),
+        ("hour", "2026-08-01-13:30"),
+        ("month", "2026-08-15"),
+    ],
 )
-def test_a_key_that_is_none_is_named(granularity: str, key: str) -> None:
+def test_a_key_that_is_none_is_named(granularity: str, key: Any) -> None:
+    """Also one between two partitions, which Dagster rounds up to the next."""
     daily = DailyTable("d.t", column="c", granularity=granularity)  # type: ignore[arg-type]
-    with pytest.raises(PartitionError, match=f"'{key}' is no partition key of d.t"):
+    with pytest.raises(PartitionError, match=re.escape(f"{key!r} is no partition key of d.t")):
         daily.for_keys([key])
+
+
+def test_no_key_is_no_filter() -> None:
+    with pytest.raises(PartitionError, match="name at least one"):
+        DailyTable("d.t", column="c").for_keys([])
+
+
+def test_years_that_python_does_not_have() -> None:
+    slice_ = DailyTable("d.t", column="c").for_keys(["2026-08-01"])
+    old = pa.record_batch({"c": pa.array([dt.date(999, 12, 31)], DATE)})
+    with pytest.raises(PartitionError, match="c' is 0999-12-31 .partition 09991231"):
+        list(slice_.split(old, 0))
+    late = pa.record_batch({"c": pa.array([10_000_000], pa.int32()).cast(DATE)})
+    with pytest.raises(PartitionError, match=r"partition 29349\d+"):
+        list(slice_.split(late, 0))
 
 
 def test_the_layout_of_a_table_that_is_created() -> None:
@@ -153,5 +180,12 @@ def test_the_layout_of_a_table_that_is_created() -> None:
 def test_a_daily_table_that_cannot_be() -> None:
     with pytest.raises(InvalidNameError):
         DailyTable("no good")
+    for wrong in (
+        {"granularity": "daily"},
+        {"layout": "shard"},
+        {"timezone": "Mars/Olympus"},
+    ):
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            DailyTable("d.t", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="decides the partitioning"):
         DailyTable("d.t", options=TableOptions(partitioning=TimePartitioning()))

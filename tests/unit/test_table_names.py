@@ -59,7 +59,6 @@ def test_a_bad_name_is_named(text: str, blame: str) -> None:
 def test_the_forms_of_an_address() -> None:
     ref = TableRef.parse("p.d.t$20260801")
     assert ref.path == "projects/p/datasets/d/tables/t"
-    assert ref.sql == "`p.d.t`"
     assert ref.to_api().table_id == "t$20260801"
     assert str(ref.at(None)) == "p.d.t"
     with pytest.raises(InvalidNameError, match="names no project"):
