@@ -345,8 +345,8 @@ def test_the_deadline_may_come_from_the_environment(monkeypatch: pytest.MonkeyPa
     resource = BigQueryResource(project="p", deadline_seconds=dg.EnvVar.int("DEADLINE"), **LOCAL)
 
     @dg.asset
-    def look(bigquery: BigQueryResource) -> float:
-        return bigquery.connect().deadline
+    def look(bigquery: BigQueryResource) -> int:
+        return int(bigquery.connect().deadline)
 
     assert dg.materialize([look], resources={"bigquery": resource}).output_for_node("look") == 7
     with pytest.raises(ConfigurationError, match="deadline_seconds=0"):
