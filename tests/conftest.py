@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from dagster_bq_connector import (
@@ -14,6 +15,7 @@ from dagster_bq_connector import (
     FileLoadsWriter,
 )
 from dagster_bq_connector.local import LocalBigQuery
+from support.fake_storage import FakeStorage
 
 BUCKET = "staging"
 
@@ -48,6 +50,20 @@ def bigquery(fields: dict[str, Any]) -> BigQueryResource:
     connected = resource.connect()
     connected.clients.cloud_storage(connected.project).create_bucket(BUCKET)
     return resource
+
+
+@pytest.fixture
+def storage() -> Iterator[FakeStorage]:
+    """A Storage API whose answers the test scripts."""
+    server = FakeStorage()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def channel(storage: FakeStorage) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(storage.address) as channel:
+        yield channel
 
 
 @pytest.fixture

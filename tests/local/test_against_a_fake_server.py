@@ -5,7 +5,6 @@ The table itself is in the local BigQuery; only the Storage API is the fake.
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -27,13 +26,6 @@ from dagster_bq_connector.write import default_stream
 from support.fake_storage import FakeStorage, acknowledged
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def storage() -> Iterator[FakeStorage]:
-    server = FakeStorage()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -59,6 +51,20 @@ class Received:
         self.sizes.append(types.AppendRowsRequest.pb(request).ByteSize())
         return pa.ipc.read_record_batch(data, self.schema)["id"].to_pylist()
 
+    def refusing(self, limit: int) -> Any:
+        """An `append` that takes requests of `limit` bytes and refuses larger ones."""
+
+        def append(requests, context):
+            for request in requests:
+                ids = self.take(request)
+                if self.sizes[-1] > limit:
+                    text = f"AppendRows request too large: {self.sizes[-1]} limit {limit}"
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+                self.ids += ids
+                yield acknowledged()
+
+        return append
+
 
 def test_a_refused_size_is_halved_and_remembered(
     faked: BigQueryResource, storage: FakeStorage, dataset: str
@@ -66,16 +72,7 @@ def test_a_refused_size_is_halved_and_remembered(
     """Public failure case 8: twelve hundred rows of ten kilobytes, and a limit of four MiB."""
     received, limit = Received(), 4 * MIB
 
-    def append(requests, context):
-        for request in requests:
-            ids = received.take(request)
-            if received.sizes[-1] > limit:
-                text = f"AppendRows request too large: {received.sizes[-1]} limit {limit}"
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            received.ids += ids
-            yield acknowledged()
-
-    storage.append = append
+    storage.append = received.refusing(limit)
     writer = DefaultStreamWriter(bigquery=faked)
     rows = pa.table({"id": range(1200), "doc": ["x" * 10_000] * 1200})
     with pytest.MonkeyPatch.context() as patch:
@@ -345,16 +342,7 @@ def test_many_refused_sizes_halve_once(
     """Each refused request in flight once halved the limit again, down to nothing."""
     received, limit = Received(), MIB
 
-    def append(requests, context):
-        for request in requests:
-            ids = received.take(request)
-            if received.sizes[-1] > limit:
-                text = f"AppendRows request too large: {received.sizes[-1]} limit {limit}"
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            received.ids += ids
-            yield acknowledged()
-
-    storage.append = append
+    storage.append = received.refusing(limit)
     writer = DefaultStreamWriter(bigquery=faked)
     rows = pa.table({"id": range(4000), "doc": ["x" * 10_000] * 4000})
     assert writer.append(rows, f"{dataset}.t").rows == 4000

@@ -229,6 +229,19 @@ def test_rows_that_do_not_fit_change_nothing(
     assert content(reader, name) == [(Decimal(1),)]
 
 
+def sizes_of_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of Arrow of each file that is staged from now on."""
+    sizes: list[int] = []
+    write = staging.Staging.write
+
+    def spy(self, batches, into):
+        sizes.append(sum(batch.nbytes for batch in batches))
+        write(self, batches, into)
+
+    monkeypatch.setattr(staging.Staging, "write", spy)
+    return sizes
+
+
 def test_large_rows_are_staged_in_files_of_bounded_size(
     dataset: str,
     load_writer: FileLoadsWriter,
@@ -238,14 +251,7 @@ def test_large_rows_are_staged_in_files_of_bounded_size(
 ) -> None:
     monkeypatch.setattr(staging, "FILE_BYTES", 100_000)
     monkeypatch.setattr(staging, "BUFFER_BYTES", 250_000)
-    staged: list[int] = []
-    write = staging.Staging.write
-
-    def spy(self, batches, into):
-        staged.append(sum(batch.nbytes for batch in batches))
-        write(self, batches, into)
-
-    monkeypatch.setattr(staging.Staging, "write", spy)
+    staged = sizes_of_files(monkeypatch)
     many = pa.table({"n": range(50_000), "m": range(50_000)})
     load_writer.replace(many.to_reader(max_chunksize=1000), f"{dataset}.t")
     assert len(staged) >= 8
@@ -391,14 +397,7 @@ def test_one_large_batch_becomes_several_files(
     dataset: str, load_writer: FileLoadsWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "FILE_BYTES", 100_000)
-    sizes: list[int] = []
-    write = staging.Staging.write
-
-    def spy(self, batches, into):
-        sizes.append(sum(batch.nbytes for batch in batches))
-        write(self, batches, into)
-
-    monkeypatch.setattr(staging.Staging, "write", spy)
+    sizes = sizes_of_files(monkeypatch)
     load_writer.replace(pa.table({"n": range(50_000)}), f"{dataset}.t")
     assert len(sizes) >= 4
     assert max(sizes) <= 101_000
