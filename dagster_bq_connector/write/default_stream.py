@@ -141,6 +141,7 @@ class _Appender:
         _refuse_time(self._conform.schema)
         self._encoder = ArrowEncoder(self._conform.schema, self._stream)
         self._sent: deque[_Sent] = deque()
+        self._new_until = time.monotonic() + NEW_TABLE_SECONDS - table.age
         self._pauses: Iterator[float] | None = None  # since the last success
         self._paused = 0.0  # when the last pause ended
         self.connection = self._connect()
@@ -228,7 +229,7 @@ class _Appender:
 
         A table that was created just now may be unknown, or denied, to the Storage API.
         """
-        new = self._table.age < NEW_TABLE_SECONDS
+        new = time.monotonic() < self._new_until
         return fault in PASSING or (new and fault in (Fault.TABLE_MISSING, Fault.DENIED))
 
     def _pause(self, refusal: AppendRefused, sent: _Sent) -> None:
@@ -237,9 +238,7 @@ class _Appender:
             return
         self._pauses = self._pauses or self._backoff.pauses()
         if (pause := next(self._pauses, None)) is None:
-            raise UnreachableError(
-                f"Table {self._table.ref}: no success within the deadline. Last: {refusal}"
-            ) from refusal
+            raise self._error(refusal) from refusal
         time.sleep(pause)
         if self.connection.failed:
             self.connection.abandon()
@@ -255,6 +254,10 @@ class _Appender:
         if refusal.fault is Fault.SCHEMA_LAG:
             return SchemaError(
                 f"Table {self._table.ref} lost a column, or gained it moments ago: {refusal}"
+            )
+        if refusal.fault in PASSING:
+            return UnreachableError(
+                f"Table {self._table.ref}: no success within the deadline. Last: {refusal}"
             )
         return RefusedError(f"Table {self._table.ref}: {refusal}")
 
