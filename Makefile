@@ -28,8 +28,8 @@ format: setup
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-soak: setup ## The long proofs, at full counts; there are none yet
-	@echo "No long proofs yet: they come with the exactly-once methods."
+soak: setup ## The long proofs at full counts; writes tests/SOAK.md
+	SOAK=1 SOAK_REQUESTS=20000 $(PYTHON) -m pytest tests/soak
 
 bench: setup ## Ratios measured in one run, printed
 	$(PYTHON) -m benchmarks

@@ -1,0 +1,165 @@
+"""Appends over the default stream while the server fails in every way that it is known to.
+
+`make test` runs it small; `make soak` at full count, and writes tests/SOAK.md.
+"""
+
+import os
+import random
+import subprocess
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from google.cloud.bigquery_storage_v1 import types
+from google.rpc import status_pb2
+
+from dagster_bq_connector import BigQueryResource, DefaultStreamWriter
+from dagster_bq_connector.errors import FailedRowsError
+from dagster_bq_connector.write import default_stream
+from support.fake_storage import FakeStorage, acknowledged
+
+SEED = int(os.environ.get("SOAK_SEED", "20260801"))
+REQUESTS = int(os.environ.get("SOAK_REQUESTS", "300"))
+REPORT = Path(__file__).parents[1] / "SOAK.md"
+ROWS = 10  # of one request
+
+# What may befall a request, and how often in a thousand.
+FAULTS = {
+    "unavailable": 15,
+    "idle": 10,
+    "restart": 10,
+    "internal": 10,
+    "throttled": 10,
+    "throttled in the answer": 10,
+    "row refused": 20,
+    "lost acknowledgement": 15,
+    "clean end": 10,
+    "stall": 3,
+}
+
+
+class FailingServer:
+    """Stores rows, and fails by a seeded schedule."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.seen = 0
+        self.fired: Counter[str] = Counter()
+        self.stored: Counter[int] = Counter()
+
+    def fault(self) -> str | None:
+        self.seen += 1
+        if self.seen % 10 == 0 and self.seen // 10 <= len(FAULTS):  # each once, whatever comes
+            name = list(FAULTS)[self.seen // 10 - 1]
+            self.fired[name] += 1
+            return name
+        number = self.random.randrange(1000)
+        for name, share in FAULTS.items():
+            if number < share:
+                self.fired[name] += 1
+                return name
+            number -= share
+        return None
+
+    def append(self, requests: Any, context: grpc.ServicerContext) -> Any:
+        schema = None
+        for request in requests:
+            if serialized := request.arrow_rows.writer_schema.serialized_schema:
+                schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+            data = pa.py_buffer(request.arrow_rows.rows.serialized_record_batch)
+            ids = pa.ipc.read_record_batch(data, schema)["id"].to_pylist()
+            fault = self.fault()
+            if fault == "stall":
+                while context.is_active():
+                    time.sleep(0.01)
+                return
+            if fault == "clean end":
+                return
+            self.abort(fault, context)
+            if fault == "throttled in the answer":
+                yield types.AppendRowsResponse(error=status_pb2.Status(code=8, message="later"))
+            elif fault == "row refused":
+                error = types.RowError(index=0, message="not today")
+                status = status_pb2.Status(code=3, message="Errors found while processing rows.")
+                yield types.AppendRowsResponse(error=status, row_errors=[error])
+            else:
+                self.stored.update(ids)
+                if fault == "lost acknowledgement":
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "gone with the answer")
+                yield acknowledged()
+
+    def abort(self, fault: str | None, context: grpc.ServicerContext) -> None:
+        codes = {
+            "unavailable": (grpc.StatusCode.UNAVAILABLE, "Connection is draining"),
+            "idle": (grpc.StatusCode.ABORTED, "inactive for 600 seconds"),
+            "restart": (grpc.StatusCode.ABORTED, "server is restarted"),
+            "internal": (grpc.StatusCode.INTERNAL, "Received RST_STREAM"),
+            "throttled": (grpc.StatusCode.RESOURCE_EXHAUSTED, "AppendRows throughput"),
+        }
+        if fault in codes:
+            context.abort(*codes[fault])
+
+
+def test_no_row_is_lost(
+    fields: dict[str, Any],
+    storage: FakeStorage,
+    dataset: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FailingServer(SEED)
+    storage.append = server.append
+    monkeypatch.setattr(default_stream, "STALL_SECONDS", 0.5)
+    endpoint = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 60}
+    writer = DefaultStreamWriter(bigquery=BigQueryResource(**(fields | endpoint)))
+    rows = pa.table({"id": range(REQUESTS * ROWS)}).to_reader(max_chunksize=ROWS)
+    began = time.monotonic()
+    refused: set[int] = set()
+    written = 0
+    try:
+        written = writer.append(rows, f"{dataset}.t").rows
+    except FailedRowsError as error:
+        refused, written = {row.index for row in error.rows}, error.written
+    seconds = time.monotonic() - began
+    sent = set(range(REQUESTS * ROWS))
+    lost = sent - refused - set(server.stored)
+    assert lost == set()
+    assert written == len(sent) - len(refused)
+    assert len(refused) <= server.fired["row refused"]
+    doubled = sum(server.stored.values()) - len(server.stored)
+    assert [name for name in FAULTS if not server.fired[name]] == []
+    if os.environ.get("SOAK"):
+        report(server, len(sent), len(refused), doubled, seconds)
+
+
+def report(server: FailingServer, sent: int, refused: int, doubled: int, seconds: float) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    faults = "\n".join(f"| {name} | {server.fired[name]:,} |" for name in FAULTS)
+    REPORT.write_text(
+        f"""# Long proofs
+
+Written by `make soak`. Everything ran against servers on this machine, nothing on the service.
+
+## Appends over the default stream under faults
+
+Commit {commit}, {datetime.now(UTC):%Y-%m-%d}, seed {SEED}, {seconds:.0f} s.
+
+| | |
+|---|---|
+| requests of {ROWS} rows | {REQUESTS:,} |
+| rows | {sent:,} |
+| refused by the server, and named | {refused:,} |
+| lost | 0 |
+| stored more than once (the method is at least once) | {doubled:,} |
+
+| fault | fired |
+|---|---|
+{faults}
+"""
+    )
