@@ -4,8 +4,9 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-pins=$(cat constraints.txt pyproject.toml example_project/pyproject.toml tools/setup.sh | cksum)
-if [ "$(cat .venv/.pins 2>/dev/null || true)" = "$pins" ]; then
+pins=$(cat constraints.txt tools/setup.sh | cksum)
+projects=$(cat pyproject.toml example_project/pyproject.toml | cksum)
+if [ "$(cat .venv/.pins 2>/dev/null || true)" = "$pins $projects" ]; then
     exit 0
 fi
 
@@ -34,12 +35,17 @@ find_uv() {
 }
 
 uv=$(find_uv)
-python=$(find_python)
-echo "Setting up .venv (Python ${python:-3.13, which uv will install}) ..." >&2
-rm -rf .venv
-"$uv" venv --quiet --python "${python:-3.13}" .venv
-# --no-deps: the pins are the whole set, DuckDB's override included (see pyproject.toml).
-"$uv" pip install --quiet --python .venv --no-deps --compile-bytecode -r constraints.txt
+case "$(cat .venv/.pins 2>/dev/null || true)" in
+"$pins "*) ;; # the packages are there; only the projects changed
+*)
+    python=$(find_python)
+    echo "Setting up .venv (Python ${python:-3.13, which uv will install}) ..." >&2
+    rm -rf .venv
+    "$uv" venv --quiet --python "${python:-3.13}" .venv
+    # --no-deps: the pins are the whole set, DuckDB's override included (see pyproject.toml).
+    "$uv" pip install --quiet --python .venv --no-deps --compile-bytecode -r constraints.txt
+    echo "Done." >&2
+    ;;
+esac
 "$uv" pip install --quiet --python .venv --no-deps -e . -e example_project
-echo "$pins" >.venv/.pins
-echo "Done." >&2
+echo "$pins $projects" >.venv/.pins
