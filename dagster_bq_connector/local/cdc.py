@@ -9,8 +9,9 @@ request that was never acknowledged, and its replay repairs that.
 Kept for ever, where the service keeps deletes for two days. Applied at once, where the service may
 wait for max_staleness.
 
-Seams: `runner.HANDLERS["copy"]` for the refusal of copies, `query._run` for that of DML. streams.py
-calls `apply`, destinations.py calls `forget`.
+Seams: `runner.HANDLERS["copy"]` for the refusal of copies, `query._run` for that of DML, and
+`tables.record`, which sees every change of a primary key. streams.py calls `apply`, destinations.py
+calls `forget`.
 """
 
 import re
@@ -26,6 +27,8 @@ from dagster_bq_connector.local.upstream import (
     BigQueryError,
     Reference,
     database,
+    metadata,
+    models,
     names,
     query,
     runner,
@@ -34,6 +37,7 @@ from dagster_bq_connector.local.upstream import (
 
 CHANGE_TYPE, SEQUENCE = PSEUDO_COLUMNS = ("_CHANGE_TYPE", "_CHANGE_SEQUENCE_NUMBER")
 KINDS = ("UPSERT", "DELETE")
+MUTATIONS = (exp.Update, exp.Delete, exp.Merge, exp.TruncateTable)
 SECTION = 16  # hexadecimal digits
 SEQUENCE_TEXT = re.compile(rf"[0-9A-Fa-f]{{1,{SECTION}}}(/[0-9A-Fa-f]{{1,{SECTION}}}){{0,3}}")
 SCHEMA = """
@@ -151,7 +155,7 @@ def is_streamed(table: Reference) -> bool:
 
 
 def forget(table: Reference) -> None:
-    """Forget the sequences of a table whose rows were all replaced."""
+    """Forget the sequences of a table whose rows were all replaced, or whose key is another."""
     database.execute("DELETE FROM emulator.cdc_keys WHERE table_uuid = ?", [identity(*table)])
 
 
@@ -171,10 +175,10 @@ def refusing_copy(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def refusing_dml(run: Callable[..., Any]) -> Callable[..., Any]:
     def inner(cur: duckdb.DuckDBPyConnection, tree: Any, context: Any, *more: Any) -> Any:
-        if isinstance(tree, exp.Update | exp.Delete | exp.Merge):
+        if isinstance(tree, MUTATIONS):
             target = query._target(tree, context)
             if is_streamed(target):
-                verb = type(tree).__name__.upper()
+                verb = query.statement_type(tree).replace("_", " ")
                 text = (
                     f"{verb} statement over table {names.label(*target)} would affect rows "
                     "written by change data capture, which is not supported."
@@ -185,8 +189,22 @@ def refusing_dml(run: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
+def forgetting(record: Callable[..., None]) -> Callable[..., None]:
+    """The sequences are those of keys: of other columns, equal values mean another row."""
+
+    def inner(project_id: str, dataset_id: str, table_id: str, resource: Any) -> None:
+        table = (project_id, dataset_id, table_id)
+        stored = metadata.load(models.Table, *table)  # None under a new name: the key is the same
+        record(*table, resource)
+        if stored and _primary_key(stored) != _primary_key(resource):
+            forget(table)
+
+    return inner
+
+
 def install(refuse_copies: bool = False) -> None:
     database.execute(SCHEMA)
     query._run = refusing_dml(query._run)
+    tables.record = forgetting(tables.record)
     if refuse_copies:
         runner.HANDLERS["copy"] = refusing_copy(runner.HANDLERS["copy"])

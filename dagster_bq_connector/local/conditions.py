@@ -2,6 +2,9 @@
 
 Covers the JSON API as the official clients speak it: upload (media, multipart, resumable),
 download, metadata, patch, delete, compose, rewrite and copy.
+
+fake-gcs-server takes names as paths of files, so that some would meet another object, another
+bucket, or a file outside. They are refused here, however they come in.
 """
 
 import json
@@ -15,6 +18,13 @@ UPLOAD = re.compile(r"(?:/resumable)?/upload/storage/v1/b/([^/]+)/o/?")
 OBJECT = re.compile(r"(/download)?/storage/v1/b/([^/]+)/o/(.+)")
 COMPOSE = re.compile(r"/storage/v1/b/([^/]+)/o/(.+)/compose")
 REWRITE = re.compile(r"/storage/v1/b/([^/]+)/o/(.+)/(?:rewriteTo|copyTo)/b/([^/]+)/o/(.+)")
+# Calls on an object that would otherwise be taken for an object of that name.
+UNKNOWN_CALL = re.compile(r"/storage/v1/b/[^/]+/(?:o/.+/(moveTo)/o/.+|(?:o/.+/)?(restore))")
+JSON_API = re.compile(r"(?:/resumable)?(?:/upload|/download)?/storage/v1/.*|/_internal/.*")
+# Paths that end before an object's name begins: a slash at their end is none of a name's.
+NAMELESS = re.compile(r"(?:(?:/resumable)?/upload)?/storage/v1/b(?:/[^/]+(?:/o)?)?/|/[^/]*/?")
+NAME_LIMIT = 1024  # bytes, of the service
+PART_LIMIT = 235  # bytes: 255 of a file's name without what fake-gcs-server adds while it writes
 CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 HEADER_LIMIT = 1 << 20  # bytes of a multipart upload in which its metadata must stand
 # The preconditions that a request may carry in its query, and that are not kept here.
@@ -80,6 +90,8 @@ class Condition:
             raise Refused(304 if self.reads else 412, "conditionNotMet", PRECONDITION)
 
 
+# What fake-gcs-server answers when a file is in the way of a folder, or a folder of a file.
+COLLISIONS = (b": file exists", b"is a directory", b"not a directory", b"Error running compose")
 PRECONDITION = "At least one of the pre-conditions you specified did not hold."
 
 
@@ -97,7 +109,8 @@ class Request:
     def __post_init__(self):
         parts = urlsplit(self.target)
         self.path = parts.path
-        self.query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        # Of two values with one key the first counts, as for fake-gcs-server.
+        self.query = dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))
 
     @property
     def reads(self) -> bool:
@@ -137,9 +150,8 @@ def conditions(request: Request) -> list[Condition]:
     request.
 
     Raises:
-        Refused: 501 for preconditions that are not kept here, 400 for broken ones.
+        Refused: 400 for broken preconditions and for names that cannot be kept.
     """
-    _refuse_unsupported(request)
     if request.method == "POST" and (match := UPLOAD.fullmatch(request.path)):
         return [] if request.upload_id else [_upload(request, unquote(match[1]))]
     if request.method == "POST" and (match := COMPOSE.fullmatch(request.path)):
@@ -152,13 +164,73 @@ def conditions(request: Request) -> list[Condition]:
     return []
 
 
-def _refuse_unsupported(request: Request) -> None:
+def refuse_unsupported(request: Request) -> None:
+    """Let nothing through that would be taken and not kept.
+
+    Raises:
+        Refused: 501 for what the local server does not do, 400 for a name that it cannot keep.
+    """
     found = [key for key in request.query if UNSUPPORTED.fullmatch(key)]
     found += [name for name in UNSUPPORTED_HEADERS if name in request.headers]
     if found:
-        raise Refused(501, "notImplemented", f"{found[0]} is not supported by the local server.")
+        raise _unsupported(f"{found[0]} is")
     if request.path.startswith("/batch/"):
-        raise Refused(501, "notImplemented", "Batches are not supported by the local server.")
+        raise _unsupported("Batches are")
+    if request.method == "POST" and (match := UNKNOWN_CALL.fullmatch(request.path)):
+        raise _unsupported(f"The call {match[1] or match[2]} is")
+    if request.method in ("POST", "PUT") and not JSON_API.fullmatch(request.path):
+        raise _unsupported("Writing by the XML API or an HTML form is")
+    _check_path(request.path)
+
+
+def _unsupported(what: str) -> Refused:
+    return Refused(501, "notImplemented", f"{what} not supported by the local Cloud Storage.")
+
+
+def _check_path(path: str) -> None:
+    """Refuse a path with such a name, encoded or not, of an object or of a bucket."""
+    if NAMELESS.fullmatch(path):
+        path = path.removesuffix("/")
+    if path:
+        _check_parts(unquote(path)[1:])
+
+
+def check_name(name: str) -> None:
+    """Refuse an object's name that is not the path of one file.
+
+    Raises:
+        Refused: 400, which clients do not try again.
+    """
+    if len(name.encode()) > NAME_LIMIT:
+        raise Refused(400, "invalid", f"An object name has at most {NAME_LIMIT} bytes.")
+    _check_parts(name)
+
+
+def _check_parts(name: str) -> None:
+    parts = name.split("/")
+    if {"", ".", ".."} & set(parts):
+        text = "the local Cloud Storage takes no object name with an empty, '.' or '..' part"
+    elif {"\0", "\r", "\n"} & set(name):
+        text = "the local Cloud Storage takes no object name with a line end or a zero byte"
+    elif any(len(part.encode()) > PART_LIMIT for part in parts):
+        text = f"the local Cloud Storage takes at most {PART_LIMIT} bytes between slashes in a name"
+    else:
+        return
+    raise Refused(400, "invalid", f"{text}: {name!r}")
+
+
+def collision(content: bytes, name: str) -> Refused | None:
+    """The refusal in place of a 500 that says: a file lies where a folder should be, or vice versa.
+
+    Clients try again for minutes after a 500.
+    """
+    if not any(word in content for word in COLLISIONS):
+        return None
+    text = (
+        f"the local Cloud Storage keeps objects as files: {name!r} cannot be one while an object "
+        "has the name of one of its folders, or once it was itself a folder of other objects"
+    )
+    return Refused(400, "invalid", text)
 
 
 def _object(request: Request, bucket: str, name: str) -> Condition:
@@ -176,6 +248,7 @@ def _object(request: Request, bucket: str, name: str) -> Condition:
 
 def _destination(request: Request, bucket: str, name: str) -> Condition:
     """The object that a request makes or replaces."""
+    check_name(name)
     return Condition(
         bucket,
         name,
@@ -192,6 +265,7 @@ def _upload(request: Request, bucket: str) -> Condition:
 def _compose(request: Request, bucket: str, name: str) -> list[Condition]:
     found = [_destination(request, bucket, name)]
     for source in _json(request.body.read()).get("sourceObjects", []):
+        check_name(source.get("name", ""))
         match = source.get("objectPreconditions", {}).get("ifGenerationMatch")
         generation = source.get("generation")
         found.append(

@@ -1,8 +1,9 @@
 """Where load, copy and query jobs put their rows: tables and partitions, by write disposition.
 
-Upstream appends well and is left to it. The rest is here: what replaces rows, what makes a table,
-and what goes into one partition. A query is run to its end before anything changes, since it may
-read the very rows that it replaces; then one transaction changes the table, or nothing does.
+Upstream appends well where the schema stays as it is, and is left to it. The rest is here: what
+replaces rows, what adds columns, what makes a table, and what goes into one partition. A query is
+run to its end before anything changes, since it may read the very rows that it replaces; then one
+transaction changes the table, or nothing does.
 
     WRITE_TRUNCATE        the job's schema, no keys; partitioning and clustering stay
     WRITE_TRUNCATE_DATA   the table's schema, modes and keys stay
@@ -23,7 +24,7 @@ from typing import Any
 import duckdb
 
 from dagster_bq_connector.local import cdc
-from dagster_bq_connector.local.metadata import catalog_lock
+from dagster_bq_connector.local.metadata import catalog_lock, touched
 from dagster_bq_connector.local.partitions import Partition, partition, split
 from dagster_bq_connector.local.staging import transaction
 from dagster_bq_connector.local.upstream import (
@@ -131,14 +132,15 @@ def write(
     base, id = split(reference[2])
     job = Job((*reference[:2], base), id, config, config.writeDisposition or default, prefix)
     kind = kind_of(job.table)
-    if id is None and kind == "TABLE" and job.disposition == "WRITE_APPEND":
+    appends = id is None and kind == "TABLE" and job.disposition == "WRITE_APPEND"
+    if appends and not job.update_options:  # which upstream would keep of a job that fails
         asked = job.layout(cur.sql(query, params=params).columns)
         _check_layout(job, asked, tables.load(*job.table))
         created = _write(cur, query, params, reference, config, default, prefix, isolated)
         _touch(job.table)
         return created
     if isolated and (id or kind):
-        text = "In a session, a query can only append to a table or make one here."
+        text = "In a session, a query can only append to a table, as it is, or make one here."
         raise BigQueryError("notImplemented", text)
     with _incoming(cur, query, params), database.writing(*job.table), catalog_lock:
         return _put(cur, job)
@@ -249,7 +251,7 @@ def _make(cur: duckdb.DuckDBPyConnection, job: Job, asked: Any) -> None:
     kept = (old or fresh).without("schema", "tableConstraints").merged(layout)
     if job.copied is not None:
         kept = kept.merged(job.copied.only("schema", "tableConstraints"))
-    tables.record(*job.table, kept.replace(lastModifiedTime=metadata.now()))
+    tables.record(*job.table, touched(kept))
 
 
 def _refuse_missing(job: Job, layout: Any, columns: list[str]) -> None:
@@ -338,7 +340,7 @@ def _touch(table: Reference) -> None:
     """Say that the table changed, and give it a record if a job of upstream's made it."""
     with catalog_lock:
         stored = metadata.load(models.Table, *table) or tables.defaults(*table)
-        tables.record(*table, stored.replace(lastModifiedTime=metadata.now()))
+        tables.record(*table, touched(stored))
 
 
 def _is_ingested(table: Any) -> bool:

@@ -20,7 +20,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from dagster_bq_connector.local.conditions import Condition, Refused, Request, conditions
+from dagster_bq_connector.local.conditions import (
+    Condition,
+    Refused,
+    Request,
+    collision,
+    conditions,
+    refuse_unsupported,
+)
 
 HOST = "127.0.0.1"
 MEMORY_LIMIT = 4 << 20  # bytes of a body kept in memory; more go to a temporary file
@@ -68,6 +75,7 @@ class Gateway(ThreadingHTTPServer):
 
     def wanted(self, request: Request) -> list[Condition]:
         """The conditions of a request; those of a resumable upload count again at its end."""
+        refuse_unsupported(request)
         upload = self._uploads.get(request.upload_id or "")
         if upload is not None:
             return [upload] if request.ends_upload else []
@@ -130,7 +138,18 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.remember(request, wanted, answer)
                 # The answer to a write says that it is done; a read has its file open by now.
                 content = None if request.reads else answer.read()
+            if content and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._explain(content, wanted)
             self._reply(answer, content)
+
+    def _explain(self, content: bytes, wanted: list[Condition]) -> None:
+        """Put a refusal that says why in place of a failure that would be tried again."""
+        for each in wanted:
+            if each.must_exist and not self.server.generation(each.bucket, each.name):
+                raise Refused(404, "notFound", f"No such object: {each.bucket}/{each.name}")
+        made = [each.name for each in wanted if not each.must_exist]
+        if made and (refusal := collision(content, made[0])):
+            raise refusal
 
     def _spool(self, body: IO[bytes]) -> None:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":

@@ -1,7 +1,9 @@
 """`LocalBigQuery`: the caller's side of the embedded BigQuery. Standard library only."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,12 @@ from typing import Any, Self
 START_SECONDS = 180  # a first start may download DuckDB's extensions
 STOP_SECONDS = 10  # the server gives itself less, see server.py
 LOG_TAIL = 4000  # characters of server.log that go into an error
+# What local-bigquery takes in a request, without an end that is not a letter or a digit.
+PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+# A project is a database of this name in DuckDB, beside those that are there already.
+RESERVED = ("bq", "emulator", "main", "memory", "system", "temp")
+# local-bigquery and DuckDB take these for more than characters of a file's name.
+FORBIDDEN = "'{}?\\\0"
 
 # Only this package is put on the server's path, never the folder it lies in: that folder may be the
 # site-packages of another Python. The package's own __init__ is passed over for the same reason.
@@ -97,7 +105,7 @@ class LocalBigQuery:
     @property
     def is_running(self) -> bool:
         """Whether the server lives."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not _ended(self._process)
 
     @property
     def log_tail(self) -> str:
@@ -112,15 +120,16 @@ class LocalBigQuery:
         """Start the server and wait until it answers: 3 to 5 seconds.
 
         Raises:
-            RuntimeError: It runs already or did not start; the message says why, with the end of
-                its log.
+            RuntimeError: It runs already, cannot have this project or data folder, or did not
+                start; the message says why, with the end of its log.
         """
         if self._process is not None:
             raise RuntimeError("The local BigQuery was started already.")
         if sys.platform == "win32":
             raise RuntimeError("The local BigQuery runs on Linux and macOS only.")
+        _check_project(self._options["project"])
         try:
-            answer = self._launch()
+            answer = self._launch(self._folder())
             if "environment" not in answer:
                 reason = answer.get("error", "it ended without a word.")
                 raise RuntimeError(self._failure(reason))
@@ -139,12 +148,29 @@ class LocalBigQuery:
             self._temporary = None
         self.environment = {}
 
-    def _launch(self) -> dict[str, Any]:
-        """Start the child process and return the one line that it says."""
+    def _folder(self) -> Path:
+        """Make the data folder."""
         if self._data_dir is None:
             self._temporary = tempfile.mkdtemp(prefix="local-bigquery-")
         data = Path(self._temporary or os.fspath(self._data_dir or "")).absolute()
-        data.mkdir(parents=True, exist_ok=True)
+        if found := [character for character in FORBIDDEN if character in str(data)]:
+            raise RuntimeError(
+                f"The local BigQuery cannot keep its data in {str(data)!r}: DuckDB does not take "
+                f"{' '.join(map(repr, found))} in its path. Name another folder with data_dir"
+                f"{' or TMPDIR' if self._temporary else ''}."
+            )
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+            (data / "server.log").open("ab").close()
+        except OSError as error:
+            raise RuntimeError(
+                f"The local BigQuery cannot keep its data in {str(data)!r}: {error}. Name a folder "
+                "with data_dir that can be made and written."
+            ) from error
+        return data
+
+    def _launch(self, data: Path) -> dict[str, Any]:
+        """Start the child process and return the one line that it says."""
         self._log = data / "server.log"
         options = self._options | {"data_dir": str(data), "temporary": bool(self._temporary)}
         package = str(Path(__file__).parents[1])
@@ -192,19 +218,48 @@ def _parsed(line: bytes) -> dict[str, Any]:
         return {}  # the server ended, or something else printed: its log says more
 
 
+def _check_project(project: str) -> None:
+    if project in RESERVED:
+        raise RuntimeError(
+            f"The project {project!r} is a name that the local BigQuery needs for itself, as "
+            f"{', '.join(RESERVED)} are. Name another project."
+        )
+    if not PROJECT.fullmatch(project):
+        raise RuntimeError(
+            f"{project!r} is no project ID. It has small letters, digits and hyphens only, none of "
+            "the latter at an end, and perhaps a domain before it, as in example.com:my-project."
+        )
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the server see that its standard input ended, and make sure that it is gone."""
+    """Let the server see that its standard input ended, and make sure that all of it is gone."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        _kill(process)
+    if process.returncode is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        _kill_group(process)
         process.wait()
     process.stdout.close()
 
 
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the server has ended. When that is news, the rest of its process group ends too."""
+    if process.returncode is None and process.poll() is not None:
+        _kill_group(process)
+    return process.returncode is not None
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: Cloud Storage goes too
+    if not _ended(process):
+        _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the session of its own that the server is: Cloud Storage may outlive it.
+
+    Not long after its end: later the number may be another's.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # none left, or zombies only
+        os.killpg(process.pid, signal.SIGKILL)

@@ -2,10 +2,11 @@
 
 Upstream checks, then writes; two threads can pass the check together. Here every read-modify-write
 of a table's metadata holds one lock, and so does the step that takes a job id. Jobs that an earlier
-process left running are ended: nobody else would ever end them.
+process left running are ended: nobody else would ever end them. Upstream's etag is a digest of what
+it stores, and columns are stored elsewhere: ALTER TABLE gives a new time of change, so a new etag.
 
 Seams: `tables.create/update/annotate/delete`, `ddl.apply`, `datasets.create/update`,
-`runner.submit`, and the registry `options.TABLE_OPTIONS`.
+`runner.submit`, `query._run` for ALTER TABLE, and the registry `options.TABLE_OPTIONS`.
 """
 
 import functools
@@ -20,8 +21,10 @@ from dagster_bq_connector.local.upstream import (
     database,
     datasets,
     ddl,
+    metadata,
     models,
     options,
+    query,
     runner,
     store,
     tables,
@@ -44,6 +47,34 @@ def _locked(function: Callable[..., Any], lock: threading.RLock) -> Callable[...
     def inner(*args: Any, **kwargs: Any) -> Any:
         with lock:
             return function(*args, **kwargs)
+
+    return inner
+
+
+def touched(resource: Any) -> Any:
+    """The resource as changed now, or a millisecond after its last change: never twice alike."""
+    last = int(resource.lastModifiedTime or 0)
+    return resource.replace(lastModifiedTime=str(max(int(metadata.now()), last + 1)))
+
+
+def _touching(run: Callable[..., Any]) -> Callable[..., Any]:
+    """ALTER TABLE under the lock, its first step included; failed steps may follow done ones."""
+
+    def inner(
+        cur: Any, tree: Any, context: Any, destination: Any, config: Any, dry_run: bool, *more: Any
+    ) -> Any:
+        given = (cur, tree, context, destination, config, dry_run, *more)
+        alters = isinstance(tree, exp.Alter) and tree.text("kind").upper() == "TABLE"
+        if dry_run or not alters:
+            return run(*given)
+        table = query._target(tree, context)
+        with catalog_lock:
+            try:
+                return run(*given)
+            finally:
+                if tables.exists(*table):  # it may have another name now
+                    stored = metadata.load(models.Table, *table) or tables.defaults(*table)
+                    tables.record(*table, touched(stored))
 
     return inner
 
@@ -86,6 +117,7 @@ def install() -> None:
         (runner, "submit", _jobs_lock),
     ):
         setattr(module, name, _locked(getattr(module, name), lock))
+    query._run = _touching(query._run)
     options.TABLE_OPTIONS["max_staleness"] = options.Option(
         "maxStaleness", "INTERVAL", parse=_interval, render=str
     )

@@ -18,7 +18,14 @@ MODULES = {
 }
 VERSION = "0.4.0"  # of local-bigquery: the seams that we use are not its public API
 INSTALL = 'pip install "dagster-bq-connector[local]" on Python 3.13'
+# local-bigquery asks for DuckDB 2, but wheels with its extensions end here: a command of its own.
+WHEELS = "1.5.5"
 EXTENSIONS = ("ducklake", "httpfs", "icu", "spatial")
+INSTALL_WHEELS = (
+    f'pip install "dagster-bq-connector[local]" and then pip install duckdb=={WHEELS} '
+    + " ".join(f"duckdb-extension-{name}=={WHEELS}" for name in EXTENSIONS)
+    + " (pip then says that local-bigquery wants another DuckDB: that is expected)."
+)
 # Environment variables that local-bigquery would read as its settings.
 SETTINGS = (
     "BIGQUERY_HOST",
@@ -108,12 +115,8 @@ def _load(connection: "duckdb.DuckDBPyConnection", name: str, absent: list[str])
             connection.execute(f"INSTALL {name}")
             connection.execute(f"LOAD {name}")
         except duckdb.Error as error:
-            version = duckdb.__version__
-            wheels = " ".join(f"duckdb-extension-{each}=={version}" for each in EXTENSIONS)
             raise StartError(
-                f"no wheel of this environment holds DuckDB {version}'s extension "
+                f"no wheel of this environment holds DuckDB {duckdb.__version__}'s extension "
                 f"{', '.join(absent)}, and downloading {name} failed ({error}). Connect to a "
-                "network, or install wheels of one version: pip install duckdb==1.5.5 "
-                "duckdb-extension-{ducklake,httpfs,icu,spatial}==1.5.5"
-                + (f" (for this DuckDB: {wheels})." if version != "1.5.5" else ".")
+                f"network once, or install them as wheels, with two commands: {INSTALL_WHEELS}"
             ) from error

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from dagster_bq_connector.local import requirements
 from dagster_bq_connector.local.gateway import HOST, Gateway
@@ -58,7 +58,7 @@ def serve(options: dict[str, Any], announce: Announce, gone: threading.Event) ->
         requirements.provide_duckdb_extensions(data / "home")
         gateway = Gateway()
         stack.callback(gateway.server_close)
-        port = stack.enter_context(cloud_storage(data / "storage", gateway.url))
+        port = stack.enter_context(cloud_storage(data / "storage", gateway.url, _storage_died))
         gateway.backend_port = port
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         stack.callback(gateway.shutdown)
@@ -201,12 +201,12 @@ def main(text: str) -> None:
         serve(options, announce, gone)
     except StartError as error:
         announce(error=str(error))
-        os._exit(1)
+        _exit()
     except BaseException as error:  # noqa: BLE001 - the last line of defence: logged, said, exit
         traceback.print_exc()
         if not said.is_set():
             announce(error=f"{type(error).__name__}: {error}")
-        os._exit(1)
+        _exit()
     _leave(options)
 
 
@@ -219,8 +219,30 @@ def _follow_caller(said: threading.Event, gone: threading.Event, options: dict[s
     _leave(options)
 
 
+def _storage_died() -> None:
+    """Say it and end: without Cloud Storage every call on it would fail, one by one.
+
+    The data stay, temporary or not: the caller reads the log there.
+    """
+    sys.stderr.write(
+        "Cloud Storage (fake-gcs-server) ended by itself, killed perhaps for want of memory: "
+        "the local BigQuery ends with it. Start it again.\n"
+    )
+    _exit()
+
+
 def _leave(options: dict[str, Any]) -> None:
-    """Exit at once: a query under way in another thread must not keep the process."""
     if options["temporary"]:  # a caller that was killed cannot do it
         shutil.rmtree(options["data_dir"], ignore_errors=True)
-    os._exit(0)
+    _exit()
+
+
+def _exit() -> NoReturn:
+    """Exit at once: a query under way in another thread must not keep the process.
+
+    The whole process group ends, in case Cloud Storage lost its watchdog.
+    """
+    sys.stderr.flush()
+    if os.getpgrp() == os.getpid():  # the launcher made it so
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

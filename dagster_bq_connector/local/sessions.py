@@ -8,6 +8,7 @@ CreateReadSession.
 """
 
 import contextvars
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlglot import exp
 
 from dagster_bq_connector.local import cdc
 from dagster_bq_connector.local.faults import INVALID, StorageFault
+from dagster_bq_connector.local.partitions import split
 from dagster_bq_connector.local.upstream import (
     BigQueryError,
     Reference,
@@ -48,6 +50,9 @@ def _pinned(request: types.CreateReadSessionRequest, table: Reference) -> exp.Hi
     modifiers = request.read_session.table_modifiers
     if "snapshot_time" in modifiers:
         moment: Any = modifiers.snapshot_time  # a datetime, whatever the stub says
+        if moment > datetime.datetime.now(datetime.UTC):
+            text = f"Invalid snapshot time {moment.isoformat()}: it is in the future."
+            raise StorageFault(INVALID, text)
         literal = exp.cast(exp.Literal.string(moment.isoformat()), "TIMESTAMPTZ")
         return exp.HistoricalData(this="AT", kind="TIMESTAMP", expression=literal)
     objects = database.objects(*tables.physical(*table))
@@ -61,6 +66,12 @@ def _pinned(request: types.CreateReadSessionRequest, table: Reference) -> exp.Hi
 
 def create_session(request: types.CreateReadSessionRequest) -> types.ReadSession:
     table = read.table(request.read_session.table)
+    if split(table[2])[1] is not None:
+        text = (
+            f"Partition decorators are not supported in the Storage Read API: {table[2]}. "
+            "Use a row restriction."
+        )
+        raise StorageFault(INVALID, text)
     pin = _pinned(request, table)
     token = _pin.set(pin)
     try:

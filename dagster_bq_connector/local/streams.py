@@ -2,7 +2,7 @@
 
 Upstream decodes requests and keeps the streams; this module decides. Rows go to the stream's stage
 first (staging.py) and are published at once (default, committed), up to an offset (buffered) or
-together (pending).
+together (pending). A stream ends with its table: another of the same name takes none of its rows.
 
 Seams: `write.Stream` (ours has a lock and a stage) and five handlers of the gRPC table
 `server.SERVICES`.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import duckdb
 import grpc
 import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
@@ -47,10 +48,29 @@ class Stream:
     committed: Any = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stage: Stage | None = None
+    identity: str | None = None
+
+    def __post_init__(self):
+        self.identity = identity(*self.table)
 
     @property
     def is_default(self) -> bool:
         return self.name.endswith("/streams/_default")
+
+    def check_table(self) -> None:
+        """Refuse a table that was made after the stream, unless the stream is its default one.
+
+        Raises:
+            StorageFault: STREAM_NOT_FOUND.
+        """
+        if self.is_default:
+            return
+        current = identity(*self.table)
+        self.identity = self.identity or current  # it comes with a table's first columns
+        if current not in (None, self.identity):
+            text = "Requested entity was not found: the stream's table was deleted or replaced."
+            code = grpc.StatusCode.NOT_FOUND
+            raise StorageFault(code, text, Code.STREAM_NOT_FOUND, self.name)
 
     def take(self, rows: list[Row]) -> list[Row]:
         """Accept all the rows or none. Returns the row errors."""
@@ -69,16 +89,23 @@ class Stream:
         """Make the rows before offset `stop` visible."""
         if self.stage:
             with database.writing(*self.table), database.cursor() as cur, transaction(cur):
-                self.stage.publish(cur, self.flushed, stop)
+                self.publish(cur, self.flushed, stop)
         self.flushed = stop
 
+    def publish(self, cur: duckdb.DuckDBPyConnection, start: int, stop: int) -> None:
+        """Copy rows into the table, in the cursor's transaction."""
+        if self.stage:
+            self.stage.publish(cur, start, stop)
+            # Once the transaction holds the table: if that is replaced now, the commit fails.
+            self.check_table()
+
     def _open_stage(self) -> Stage:
-        """The stage; a new one when the table of a committed stream was replaced meanwhile.
+        """The stage; a new one when the table of a default stream was replaced meanwhile.
 
         Such a stream's stage is empty between appends, so nothing is lost.
         """
         stage = self.stage
-        if stage and self.type == Type.COMMITTED and stage.identity != identity(*self.table):
+        if stage and self.is_default and stage.identity != identity(*self.table):
             stage.drop()
             stage = None
         self.stage = stage or Stage(self.table)
@@ -89,13 +116,15 @@ def stream_of(name: str) -> Stream:
     """The stream of that name; a default stream is made when first used.
 
     Raises:
-        StorageFault: STREAM_NOT_FOUND.
+        StorageFault: STREAM_NOT_FOUND, also of a stream whose table was replaced.
     """
     try:
-        return write._stream(name)
+        stream: Stream = write._stream(name)
     except read.StorageError as error:
         text = "Requested entity was not found."
         raise StorageFault(error.code, text, Code.STREAM_NOT_FOUND, name) from error
+    stream.check_table()
+    return stream
 
 
 class Connection:
@@ -264,8 +293,7 @@ def commit(request: types.BatchCommitWriteStreamsRequest) -> types.BatchCommitWr
         streams = [stream_of(name) for name in dict.fromkeys(request.write_streams)]
         with transaction(cur):
             for stream in streams:
-                if stream.stage:
-                    stream.stage.publish(cur, 0, stream.count)
+                stream.publish(cur, 0, stream.count)
         now = write._now()
         for stream in streams:
             stream.committed = now

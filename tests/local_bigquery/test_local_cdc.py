@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 from google.api_core import exceptions
+from google.cloud.bigquery.table import PrimaryKey, TableConstraints
 
 INVALID = 3
 COLUMNS = "id INT64, name STRING, amount INT64, PRIMARY KEY (id) NOT ENFORCED"
@@ -211,6 +212,7 @@ DML = [
     "MERGE `{}` AS t USING (SELECT 1 AS id) AS s ON t.id = s.id WHEN MATCHED THEN DELETE",
     "DELETE FROM `{}` WHERE id = 1",
     "DELETE `{}` WHERE true",
+    "TRUNCATE TABLE `{}`",
 ]
 
 
@@ -231,3 +233,37 @@ def test_a_replaced_table_forgets_the_order(lab, table, connection):
     lab.sql(f"CREATE OR REPLACE TABLE `{table}` ({COLUMNS})")
     send(connection, upsert(1, "b", "1"))
     assert lab.rows(table, "name") == [("b",)]
+
+
+def by_ddl(lab, table, columns):
+    lab.sql(f"ALTER TABLE `{table}` DROP PRIMARY KEY")
+    lab.sql(f"ALTER TABLE `{table}` ADD PRIMARY KEY ({columns}) NOT ENFORCED")
+
+
+def by_rest(lab, table, columns):
+    resource = lab.client.get_table(table)
+    resource.table_constraints = TableConstraints(PrimaryKey([columns]), None)
+    lab.client.update_table(resource, ["table_constraints"])
+
+
+@pytest.mark.parametrize("change", [by_ddl, by_rest])
+def test_another_primary_key_forgets_the_order(lab, table, connection, change):
+    send(connection, upsert(1, "a", "9", amount=5))
+    change(lab, table, "amount")
+    # Amount 1 is another row than id 1, whose sequence is not its own.
+    send(connection, upsert(7, "b", "1", amount=1))
+    assert lab.rows(table, "id, name, amount") == [(1, "a", 5), (7, "b", 1)]
+
+
+def test_other_changes_of_a_table_keep_the_order(lab, table, connection):
+    send(connection, upsert(1, "a", "9"))
+    lab.sql(f"ALTER TABLE `{table}` SET OPTIONS (description = 'x')")
+    lab.sql(f"ALTER TABLE `{table}` ADD COLUMN more INT64")
+    resource = lab.client.get_table(table)
+    resource.description = "y"
+    lab.client.update_table(resource, ["description"])
+    new_id = lab.name().split(".")[-1]
+    lab.sql(f"ALTER TABLE `{table}` RENAME TO {new_id}")
+    renamed = lab.connect(lab.default_stream(lab.name(new_id)), connection._rows)
+    send(renamed, upsert(1, "stale", "8"))
+    assert lab.rows(lab.name(new_id), "name") == [("a",)]

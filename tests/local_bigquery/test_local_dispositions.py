@@ -202,3 +202,44 @@ def test_changes_after_the_data_were_replaced(lab, make_rows):
     lab.load(table, [{"id": 3, "name": "new"}], write_disposition="WRITE_TRUNCATE")
     answer = connection.send([change | {"name": "c"}])
     assert "primary key" in answer.error.message
+
+
+ADDING = {
+    "write_disposition": "WRITE_APPEND",
+    "schema_update_options": ["ALLOW_FIELD_ADDITION"],
+}
+
+
+def test_a_failed_append_adds_no_columns(lab):
+    table = lab.make("id INT64 NOT NULL")
+    before = lab.client.get_table(table)
+    config = bigquery.QueryJobConfig(destination=table, **ADDING)
+    with pytest.raises(exceptions.BadRequest):
+        lab.client.query("SELECT CAST(NULL AS INT64) AS id, 1 AS z", config).result()
+    with pytest.raises(exceptions.BadRequest):
+        lab.load(table, [{"z": 1}], autodetect=True, **ADDING)
+    after = lab.client.get_table(table)
+    assert (shape(after), after.etag) == (shape(before), before.etag)
+    # And one that goes through adds them, and keeps modes, keys and rows.
+    lab.client.query("SELECT 1 AS id, 1 AS z", config).result()
+    lab.load(table, [{"id": 2, "y": "b"}], autodetect=True, **ADDING)
+    after = lab.client.get_table(table)
+    assert shape(after)[0] == ("id", "INTEGER", "REQUIRED")
+    assert after.etag != before.etag
+    assert lab.rows(table, "id, z, y") == [(1, 1, None), (2, None, "b")]
+
+
+def test_an_append_that_adds_columns_may_read_its_table(lab, table):
+    config = bigquery.QueryJobConfig(destination=table, **ADDING)
+    text = f"SELECT id + 1 AS id, name, day, 'x' AS more FROM `{table}`"
+    lab.client.query(text, config).result()
+    assert lab.rows(table, "id, more") == [(1, None), (2, "x")]
+    assert keys(lab.client.get_table(table)) == ["id"]
+
+
+def test_a_session_adds_no_columns(lab, table):
+    """Refused: its own transaction may hold the table."""
+    config = bigquery.QueryJobConfig(destination=table, create_session=True, **ADDING)
+    with pytest.raises(exceptions.GoogleAPICallError, match="In a session"):
+        lab.client.query("SELECT 2 AS id, 'x' AS more", config).result()
+    assert "more" not in [name for name, _, _ in shape(lab.client.get_table(table))]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from google.api_core import exceptions
+from google.cloud import bigquery
 
 from dagster_bq_connector.local import LocalBigQuery, requirements
 
@@ -66,6 +68,14 @@ def gone(pids, seconds=8.0) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def ended(local: LocalBigQuery, seconds=5.0) -> bool:
+    """Whether it ends in time. A process is a zombie before the last of its threads is gone."""
+    deadline = time.monotonic() + seconds
+    while (running := local.is_running) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not running
 
 
 def pick(found: dict[int, str], word: str) -> int:
@@ -207,10 +217,98 @@ def test_a_killed_server_leaves_nothing(monkeypatch, tmp_path):
         assert pick(storage, "fake-gcs-server")
         os.kill(server, signal.SIGKILL)
         assert gone([*storage, server])
-        assert not local.is_running
+        assert ended(local)
     assert local.environment == {}
     assert list(tmp_path.iterdir()) == []
     local.stop()
+
+
+def parts(data: Path) -> tuple[int, int, int]:
+    """The server of a data folder, the shell that guards Cloud Storage, and Cloud Storage."""
+    below = descendants(os.getpid())
+    [server] = [pid for pid, args in below.items() if "server.main" in args and str(data) in args]
+    storage = descendants(server)
+    [shell] = [pid for pid, args in storage.items() if "watchdog" in args]
+    return server, shell, pick(storage, "fake-gcs-server")
+
+
+@pytest.mark.parametrize("also_server", [False, True])
+def test_cloud_storage_ends_without_its_watchdog(tmp_path, also_server):
+    with LocalBigQuery(data_dir=tmp_path) as local:
+        server, shell, storage = parts(tmp_path)
+        os.kill(shell, signal.SIGKILL)
+        if also_server:
+            os.kill(server, signal.SIGKILL)
+            assert gone([server, shell])
+            assert ended(local)
+            assert gone([storage])
+        assert local.is_running != also_server
+    assert gone([server, shell, storage], 1)
+
+
+def test_a_restart_meets_no_cloud_storage_of_a_former_life(tmp_path):
+    """The caller, the server and the watchdog were killed at once."""
+    first = LocalBigQuery(data_dir=tmp_path)
+    first.start()
+    server, shell, storage = parts(tmp_path)
+    for pid in (shell, server):
+        os.kill(pid, signal.SIGKILL)
+    assert gone([server, shell])
+    assert not gone([storage], 0.5)
+    with LocalBigQuery(data_dir=tmp_path):
+        assert gone([storage], 0.2)
+        assert parts(tmp_path)[2] != storage
+    first.stop()
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_dead_cloud_storage_ends_the_server(monkeypatch, tmp_path, temporary):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with LocalBigQuery(data_dir=None if temporary else tmp_path / "data") as local:
+        server, shell, storage = parts(tmp_path)
+        os.kill(storage, signal.SIGKILL)
+        assert gone([server, shell, storage])
+        assert ended(local)
+        assert "Cloud Storage (fake-gcs-server) ended by itself" in local.log_tail
+    assert len(list(tmp_path.iterdir())) == (0 if temporary else 1)
+
+
+@pytest.mark.parametrize(
+    "project",
+    ["emulator", "memory", "system", "temp", "main", "bq", "", "UPPER", "a_b", "a.b", "a'b", "a-"],
+)
+def test_project_names_that_cannot_be_are_refused(monkeypatch, tmp_path, project):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match="Name another project|is no project ID"):
+        LocalBigQuery(project).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_project_of_a_domain(tmp_path, make_lab):
+    for rows in (1, 2):  # the second time it is found again
+        with LocalBigQuery("example.com:project", tmp_path / "a#b%41 c") as local:
+            lab = make_lab(local.environment)
+            dataset = bigquery.DatasetReference(lab.client.project, "kept")
+            lab.client.create_dataset(dataset, exists_ok=True)
+            lab.client.load_table_from_json([{"id": 1}], dataset.table("t")).result()
+            assert lab.sql("SELECT id FROM `example.com:project.kept.t`") == [(1,)] * rows
+            lab.close()
+
+
+def test_data_folders_that_cannot_be_are_refused(monkeypatch, tmp_path):
+    for character in "'{}?\\\0":
+        with pytest.raises(RuntimeError, match=r"does not take .* in its path.*with data_dir\.$"):
+            LocalBigQuery(data_dir=tmp_path / f"a{character}b").start()
+    (file := tmp_path / "file").write_text("")
+    for folder in (file, file / "below"):
+        with pytest.raises(RuntimeError, match=r"cannot keep its data in '.*file.*Name a folder"):
+            LocalBigQuery(data_dir=folder).start()
+    assert list(tmp_path.iterdir()) == [file]
+    (odd := tmp_path / "it's").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(odd))
+    with pytest.raises(RuntimeError, match=r"data_dir or TMPDIR\.$"):
+        LocalBigQuery().start()
+    assert list(odd.iterdir()) == []
 
 
 def wrapper(path: Path, prelude: str, python: str = sys.executable) -> Path:
@@ -247,7 +345,7 @@ def test_missing_interpreters_and_crashes_are_said_with_the_log(tmp_path):
         LocalBigQuery(python=tmp_path / "nowhere").start()
     crash = wrapper(tmp_path / "python", "import sys; sys.exit('the last words')")
     with pytest.raises(RuntimeError, match=r"(?s)did not start.*server\.log.*the last words"):
-        LocalBigQuery(tmp_path.name, tmp_path / "data", python=crash).start()
+        LocalBigQuery("my-project", tmp_path / "data", python=crash).start()
 
 
 class Offline:
@@ -268,7 +366,9 @@ class Offline:
         return [("v1.5.5",)]
 
 
-def test_missing_duckdb_extensions_are_named(monkeypatch, tmp_path):
+@pytest.mark.parametrize("version", ["1.5.5", "2.0.0"])
+def test_missing_duckdb_extensions_are_named(monkeypatch, tmp_path, version):
+    monkeypatch.setattr(duckdb, "__version__", version)
     home = os.environ.get("HOME")
     monkeypatch.setattr(requirements, "_wheel_file", lambda name, version: None)
     monkeypatch.setattr(duckdb, "connect", Offline)
@@ -276,5 +376,11 @@ def test_missing_duckdb_extensions_are_named(monkeypatch, tmp_path):
         requirements.provide_duckdb_extensions(tmp_path)
     text = str(caught.value)
     assert "downloading ducklake failed (Failed to download extension)" in text
-    assert "duckdb==1.5.5 duckdb-extension-{ducklake,httpfs,icu,spatial}==1.5.5" in text
+    assert (
+        'two commands: pip install "dagster-bq-connector[local]" and then pip install '
+        "duckdb==1.5.5 duckdb-extension-ducklake==1.5.5 duckdb-extension-httpfs==1.5.5 "
+        "duckdb-extension-icu==1.5.5 duckdb-extension-spatial==1.5.5 (pip then says"
+    ) in text
+    assert f"DuckDB {version}'s extension" in text
+    assert set(re.findall(r"==([\d.]+)", text)) == {"1.5.5"}
     assert os.environ.get("HOME") == home  # where DuckDB keeps what it loads down

@@ -174,3 +174,45 @@ def test_the_number_of_rows_is_true(lab):
 
 def test_no_dataset_is_there_that_nobody_made(lab):
     assert "local" not in {each.dataset_id for each in lab.client.list_datasets()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ADD COLUMN more INT64",
+        "DROP COLUMN name",
+        "RENAME COLUMN name TO other",
+        "ALTER COLUMN id DROP NOT NULL",
+        "ALTER COLUMN name SET OPTIONS (description = 'x')",
+        "ADD PRIMARY KEY (id) NOT ENFORCED",
+        "SET OPTIONS (description = 'x')",
+    ],
+)
+def test_an_alteration_gives_a_new_etag(lab, change):
+    name = lab.make("id INT64 NOT NULL, name STRING")
+    old = lab.client.get_table(name)
+    lab.sql(f"ALTER TABLE `{name}` {change}")
+    new = lab.client.get_table(name)
+    assert new.etag != old.etag
+    assert new.modified > old.modified
+    old.description = "stale"
+    with pytest.raises(exceptions.PreconditionFailed):
+        lab.client.update_table(old, ["description"])
+    new.description = "fresh"
+    assert lab.client.update_table(new, ["description"]).description == "fresh"
+
+
+def test_an_alteration_that_fails_half_way_gives_a_new_etag(lab):
+    name = lab.make("id INT64")
+    old = lab.client.get_table(name)
+    with pytest.raises(exceptions.GoogleAPICallError):
+        lab.sql(f"ALTER TABLE `{name}` ADD COLUMN more INT64, ADD COLUMN id INT64")
+    assert lab.client.get_table(name).etag != old.etag
+
+
+def test_a_renamed_table_leaves_nothing_behind(lab):
+    name, other = lab.make("id INT64"), lab.name("renamed")
+    lab.sql(f"ALTER TABLE `{name}` RENAME TO renamed")
+    assert lab.client.get_table(other).etag
+    with pytest.raises(exceptions.NotFound):
+        lab.client.get_table(name)

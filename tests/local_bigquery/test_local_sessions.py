@@ -115,3 +115,17 @@ def test_sessions_during_writes_are_whole(lab, make_rows, together):
             assert len(lab.read(session)) == session.estimated_row_count
 
     assert together([write, look]) == [None, None]
+
+
+def test_a_snapshot_time_in_the_future_is_refused(lab, table):
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=5)
+    modifiers = types.ReadSession.TableModifiers(snapshot_time=later)
+    with pytest.raises(exceptions.InvalidArgument, match="future"):
+        lab.session(table, table_modifiers=modifiers)
+
+
+def test_a_partition_decorator_is_refused(lab):
+    table = lab.make("id INT64, day DATE", "PARTITION BY day")
+    for decorator in ("$20260101", "$__NULL__", "$x"):
+        with pytest.raises(exceptions.InvalidArgument, match="Partition decorators"):
+            lab.session(f"{table}{decorator}")

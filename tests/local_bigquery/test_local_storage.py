@@ -2,7 +2,11 @@
 
 import gc
 import io
+import json
+import urllib.error
+import urllib.request
 import uuid
+from urllib.parse import quote
 
 import pytest
 from google.api_core import exceptions
@@ -258,3 +262,120 @@ def test_jobs_load_and_extract_through_it(lab, bucket):
     lab.client.extract_table(table, f"{uri}-out.csv").result()
     text = bucket.blob(f"{uri.split('/', 3)[3]}-out.csv").download_as_bytes()
     assert sorted(text.split()) == [b"1", b"2", b"id"]
+
+
+BAD_NAMES = (
+    "a//b",
+    "/a",
+    "a/",
+    ".",
+    "..",
+    "a/./b",
+    "../other-bucket/x",
+    "../../../../../tmp/x",
+    "a\nb",
+    "a\0b",
+    "n" * 236,
+    "a/" + "ä" * 118,
+    "/".join(["n" * 100] * 11),
+)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_that_are_no_path_of_one_file_are_refused(bucket, blob, name):
+    """However they come in. With 400, since clients try again for minutes after a 500."""
+    bad = lambda: bucket.blob(name)  # noqa: E731
+    calls = [
+        lambda: bad().upload_from_string("x"),
+        lambda: resumable(bad(), b"x" * (CHUNK + 1)),
+        lambda: bad().create_resumable_upload_session(size=1),
+        lambda: fresh(blob).compose([bad()]),
+    ]
+    if name not in (".", ".."):  # the client takes these out of its URLs
+        calls += [
+            lambda: bad().compose([blob]),
+            lambda: bad().rewrite(blob),
+            lambda: bucket.copy_blob(blob, bucket, name),
+        ]
+        if len(name) < 1000:  # reading that one does no harm
+            calls += [
+                lambda: bad().exists(),
+                lambda: bad().download_as_bytes(),
+                lambda: bad().delete(),
+                lambda: fresh(blob).rewrite(bad()),
+            ]
+    for call in calls:
+        with pytest.raises(exceptions.BadRequest, match=r"local Cloud Storage|1024 bytes"):
+            call()
+    assert fresh(blob).download_as_bytes() == b"old"
+
+
+def test_names_of_the_greatest_length_are_kept(bucket):
+    name = "n" * 235 + "/" + "ä" * 117
+    bucket.blob(name).upload_from_string("x")
+    assert bucket.get_blob(name).name == name
+    assert bucket.blob(name).download_as_bytes() == b"x"
+
+
+def ask(session_lab, method, path, body=None, **headers):
+    """The status of a call that the clients do not make."""
+    host = session_lab.environment["STORAGE_EMULATOR_HOST"]
+    request = urllib.request.Request(host + path, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_other_ways_of_naming_an_object(session_lab, bucket):
+    upload = f"/upload/storage/v1/b/{bucket.name}/o"
+    bad = "..%2Fother%2Fx"
+    described = json.dumps({"name": "../other/x"}).encode()
+    form = {"Content-Type": "multipart/form-data; boundary=q"}
+    calls = (
+        ("POST", f"{upload}?uploadType=media&name={bad}", b"x", {}, 400),
+        ("POST", f"{upload}?uploadType=media&name={bad}&name=good", b"x", {}, 400),
+        ("POST", f"{upload}?uploadType=resumable&name={bad}", b"{}", {}, 400),
+        ("POST", f"{upload}?uploadType=resumable", described, {}, 400),
+        ("GET", f"/{bucket.name}/{bad}", None, {}, 400),
+        ("DELETE", f"/{bucket.name}/{bad}", None, {}, 400),
+        ("GET", "/storage/v1/b/%2e%2e", None, {}, 400),
+        ("GET", f"/download/storage/v1/b/{bucket.name}/o/{bad}", None, {}, 400),
+        ("PUT", f"/{bucket.name}/x?uploadType=media", b"x", {}, 501),
+        ("POST", f"/{bucket.name}", b"--q--", form, 501),
+        ("GET", f"/{bucket.name}/", None, {}, 200),
+        ("GET", f"/storage/v1/b/{bucket.name}/o?prefix=a/", None, {}, 200),
+    )
+    found = [ask(session_lab, *call[:3], **call[3])[0] for call in calls]
+    assert found == [call[4] for call in calls]
+
+
+def test_a_file_in_the_way_of_a_folder_is_said(bucket, blob):
+    top = uuid.uuid4().hex
+    bucket.blob(f"{top}/a").upload_from_string("x")
+    calls = [
+        lambda name: bucket.blob(name).upload_from_string("y"),
+        lambda name: resumable(bucket.blob(name), b"y" * (CHUNK + 1)),
+        lambda name: bucket.blob(name).compose([blob]),
+        lambda name: bucket.blob(name).rewrite(blob),
+    ]
+    for call in calls:
+        for name in (top, f"{top}/a/b"):
+            with pytest.raises(exceptions.BadRequest, match="keeps objects as files"):
+                call(name)
+    assert bucket.blob(f"{top}/a").download_as_bytes() == b"x"
+    assert not bucket.blob(top).exists()
+    with pytest.raises(exceptions.NotFound, match=r"No such object.*absent"):
+        fresh(blob).compose([bucket.blob("absent")])
+
+
+def test_calls_that_it_does_not_know_are_no_names(session_lab, bucket, blob):
+    for generation in (None, blob.generation):
+        with pytest.raises(exceptions.MethodNotImplemented, match="moveTo is not supported"):
+            bucket.move_blob(blob, "moved", if_generation_match=generation)
+    with pytest.raises(exceptions.MethodNotImplemented, match="restore is not supported"):
+        bucket.restore_blob(blob.name, generation=blob.generation)
+    assert fresh(blob).download_as_bytes() == b"old"
+    path = f"/storage/v1/b/{bucket.name}/o/{quote('x/moveTo/o/y', safe='')}"
+    assert ask(session_lab, "GET", path)[0] == 404  # that is a name

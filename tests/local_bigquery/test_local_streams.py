@@ -282,3 +282,68 @@ def test_default_values_are_refused_and_missing_values_are_null(lab, rows):
     assert connection.send_request(request).error.code == 12
     assert lab.rows(table) == [(1, None)]
     assert isinstance(lab.client.get_table(table), bigquery.Table)
+
+
+COLUMNS = "id INT64, name STRING"
+
+
+def replace_by_ddl(lab, table):
+    lab.sql(f"CREATE OR REPLACE TABLE `{table}` ({COLUMNS})")
+
+
+def replace_by_new(lab, table):
+    lab.client.delete_table(table)
+    lab.sql(f"CREATE TABLE `{table}` ({COLUMNS})")
+
+
+@pytest.mark.parametrize("replace", [replace_by_ddl, replace_by_new])
+def test_a_stream_ends_with_its_table(lab, rows, raised, replace):
+    table = lab.make(COLUMNS)
+    done, unfinished = (pending(lab, table, rows, [{"id": 1}], finalize=each) for each in (1, 0))
+    unused = lab.stream(table, "PENDING")
+    buffered, committed = lab.stream(table, "BUFFERED"), lab.stream(table, "COMMITTED")
+    for name in (buffered, committed):
+        assert lab.connect(name, rows).send([{"id": 2}, {"id": 3}], 0).error.code == OK
+    open_one = lab.connect(committed, rows)
+    assert open_one.send([{"id": 4}], 2).error.code == OK
+    replace(lab, table)
+    answer = commit(lab, table, [done])
+    assert not answer.commit_time
+    [error] = answer.stream_errors
+    assert (error.code, error.entity) == (Code.STREAM_NOT_FOUND, done)
+    for call in (
+        lambda: lab.writer.flush_rows(request={"write_stream": buffered, "offset": 0}),
+        lambda: lab.writer.finalize_write_stream(name=unfinished),
+        lambda: lab.connect(unused, rows).send([{"id": 5}], 0),
+        lambda: lab.connect(buffered, rows).send([{"id": 5}], 2),
+        lambda: lab.connect(committed, rows).send([{"id": 5}], 0),
+        lambda: open_one.send([{"id": 5}], 3),
+    ):
+        with pytest.raises(exceptions.NotFound) as caught:
+            call()
+        assert raised(caught.value) == Code.STREAM_NOT_FOUND
+    assert lab.rows(table) == []
+    # A stream of the new table, and what was made of altered ones, go on.
+    fresh = pending(lab, table, rows, [{"id": 6}])
+    lab.sql(f"ALTER TABLE `{table}` ADD COLUMN more STRING")
+    lab.sql(f"TRUNCATE TABLE `{table}`")
+    assert commit(lab, table, [fresh]).commit_time
+    assert lab.rows(table, "id") == [(6,)]
+
+
+def test_a_stream_of_a_dropped_table_finds_no_table(lab, rows):
+    table = lab.make(COLUMNS)
+    done, buffered = pending(lab, table, rows, [{"id": 1}]), lab.stream(table, "BUFFERED")
+    assert lab.connect(buffered, rows).send([{"id": 2}], 0).error.code == OK
+    lab.client.delete_table(table)
+    for call in (
+        lambda: commit(lab, table, [done]),
+        lambda: lab.writer.flush_rows(request={"write_stream": buffered, "offset": 0}),
+        lambda: lab.connect(buffered, rows).send([{"id": 3}], 1),
+    ):
+        with pytest.raises(exceptions.NotFound):
+            call()
+    # The old stream is of no use to a later table either.
+    lab.sql(f"CREATE TABLE `{table}` ({COLUMNS})")
+    assert commit(lab, table, [done]).stream_errors[0].code == Code.STREAM_NOT_FOUND
+    assert lab.rows(table) == []
