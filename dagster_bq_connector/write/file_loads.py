@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from google.cloud import bigquery
 
@@ -65,21 +66,8 @@ def load(
     _refuse_types(targets.columns)
     try:
         staged = _stage(staging, targets, data, progress)
-        jobs: list[Running] = []
-        refused: ConnectorError | None = None
-        try:
-            for target in targets.targets:
-                files = staged[target.id]
-                job = _start(client, staging, targets, target, files, operation, labels, deadline)
-                jobs.append(job)
-        except ConnectorError as error:
-            refused = error
-        except BaseException:
-            cancel_all(jobs)
-            raise
-        finish_all(jobs, deadline, progress)
-        if refused is not None:
-            raise _unfinished(targets, jobs, refused) from refused
+        settings = _Settings(client, staging.attempt, operation, labels, deadline)
+        jobs = _run_jobs(settings, targets, staged, progress)
     finally:
         staging.clear()
     files = [staged[target.id] for target in targets.targets]
@@ -115,6 +103,38 @@ def _stage(
     return stager.staged
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What all jobs of one write have in common."""
+
+    client: bigquery.Client
+    attempt: str
+    operation: Operation
+    labels: Mapping[str, str]
+    deadline: float
+
+
+def _run_jobs(
+    settings: _Settings, targets: Targets, staged: Mapping[str, Staged], progress: Progress
+) -> list[Running]:
+    """Start a job for each target, and wait for all that were started."""
+    jobs: list[Running] = []
+    refused: ConnectorError | None = None
+    try:
+        for target in targets.targets:
+            job = _start(settings, targets, target, staged[target.id])
+            jobs.append(job)  # noqa: PERF401  # one by one: those before a failure must be kept
+    except ConnectorError as error:
+        refused = error
+    except BaseException:
+        cancel_all(jobs)
+        raise
+    finish_all(jobs, settings.deadline, progress)
+    if refused is not None:
+        raise _unfinished(targets, jobs, refused) from refused
+    return jobs
+
+
 def _unfinished(targets: Targets, jobs: Sequence[Running], error: ConnectorError) -> ConnectorError:
     """Some jobs were never started. Those that were are done."""
     if not jobs:
@@ -133,20 +153,12 @@ def _refuse_types(columns: Sequence[bigquery.SchemaField], path: str = "") -> No
         _refuse_types(column.fields, f"{path}{column.name}.")
 
 
-def _start(
-    client: bigquery.Client,
-    staging: Staging,
-    targets: Targets,
-    target: Target,
-    staged: Staged,
-    operation: Operation,
-    labels: Mapping[str, str],
-    deadline: float,
-) -> Running:
+def _start(settings: _Settings, targets: Targets, target: Target, staged: Staged) -> Running:
+    replace = settings.operation == "replace"
     disposition = bigquery.WriteDisposition.WRITE_APPEND
-    if operation == "replace" and target.ref.partition:
+    if replace and target.ref.partition:
         disposition = bigquery.WriteDisposition.WRITE_TRUNCATE
-    elif operation == "replace":
+    elif replace:
         disposition = bigquery.WriteDisposition.WRITE_TRUNCATE_DATA  # schema and keys stay
     parquet = bigquery.ParquetOptions()
     parquet.enable_list_inference = True
@@ -155,10 +167,11 @@ def _start(
         write_disposition=disposition,
         create_disposition=bigquery.CreateDisposition.CREATE_NEVER,
         schema=list(targets.columns),
-        labels=dict(labels),
+        labels=dict(settings.labels),
     )
     config.parquet_options = parquet
-    name = f"dagster_bq_{staging.attempt}_{target.id or target.ref.table}"
+    name = f"dagster_bq_{settings.attempt}_{target.id or target.ref.table}"
     job_id = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    job = start_load(client, staged.uris, target.ref.to_api(), config, job_id, deadline)
+    destination = target.ref.to_api()
+    job = start_load(settings.client, staged.uris, destination, config, job_id, settings.deadline)
     return Running(job_id, job, f"Load into {target.ref}", staged.rows)
