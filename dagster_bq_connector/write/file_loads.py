@@ -123,7 +123,7 @@ def _run_jobs(
     try:
         for target in targets.targets:
             job = _start(settings, targets, target, staged[target.id])
-            jobs.append(job)  # noqa: PERF401  # one by one: those before a failure must be kept
+            jobs.append(job)  # one by one: those before a failure must be kept
     except ConnectorError as error:
         refused = error
     except BaseException:
