@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: Gateway  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: Gateway  # pyright: ignore[reportIncompatibleVariableOverride]  # ours
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a line a request would bury the log."""

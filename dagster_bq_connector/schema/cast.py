@@ -47,14 +47,16 @@ def nulls(count: int, kind: pa.DataType) -> pa.Array[Any]:
 def _lossy(array: pa.Array[Any], kind: pa.DataType) -> Any:
     """Where the cast would lose something, for the casts that do so often; None for others."""
     given: Any = array.type
+    wanted: Any = kind
     if isinstance(kind, pa.TimestampType) and isinstance(given, pa.TimestampType):
         divisor = _PER_SECOND[given.unit] // _PER_SECOND[kind.unit]
         if divisor > 1:
             whole = array.cast(pa.int64())
             coarse = _compute.multiply(_compute.divide(whole, divisor), divisor)
             return _compute.fill_null(_compute.not_equal(coarse, whole), False)
-    if at.is_decimal(kind) and at.is_decimal(given) and given.scale > kind.scale:  # type: ignore[attr-defined]
-        rounded = _compute.round(array, ndigits=kind.scale)  # type: ignore[attr-defined]
+    if at.is_decimal(kind) and at.is_decimal(given) and given.scale > wanted.scale:
+        # Towards zero, since a carry may need a digit that there is no room for.
+        rounded = _compute.round(array, ndigits=wanted.scale, round_mode="towards_zero")
         return _compute.fill_null(_compute.not_equal(rounded, array), False)
     if at.is_uint64(given) and kind == pa.int64():
         return _compute.fill_null(_compute.greater(array, pa.scalar(2**63 - 1, pa.uint64())), False)

@@ -69,7 +69,9 @@ def _digits(
     array: Any, column: SchemaField, precision: int, scale: int
 ) -> Iterator[tuple[RowNumbers, str]]:
     text = f"{type_name(column)}({precision}, {scale}) in {column.name!r}"
-    fine = _compute.not_equal(_compute.round(array, ndigits=scale), array)
+    # Towards zero, since a carry may need a digit that there is no room for.
+    cut = _compute.round(array, ndigits=scale, round_mode="towards_zero")
+    fine = _compute.not_equal(cut, array)
     yield _where(fine), f"more digits after the point than {text}"
     bound = pa.scalar(10 ** (precision - scale), pa.int64()) if precision - scale < 19 else None
     if bound is not None:

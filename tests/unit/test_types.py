@@ -119,6 +119,17 @@ def test_names_match_without_case_and_keep_the_tables() -> None:
     assert conformed.batch.schema.names == ["Order_Id"]
 
 
+def test_the_largest_decimals_are_looked_at_without_a_carry() -> None:
+    largest = Decimal("9" * 28 + "." + "9" * 10)
+    batch = pa.record_batch({"c": pa.array([largest, Decimal(1)], pa.decimal128(38, 10))})
+    done = Conformer(batch.schema, columns(c="NUMERIC"))(batch)
+    assert [row.index for row in done.failed] == [0]
+    largest = Decimal("9" * 29 + "." + "9" * 9)
+    batch = pa.record_batch({"c": pa.array([largest], pa.decimal128(38, 9))})
+    done = Conformer(batch.schema, [SchemaField("c", "NUMERIC", precision=31, scale=2)])(batch)
+    assert [row.index for row in done.failed] == [0]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_slices_of_a_batch_are_cast_like_the_whole(name: str) -> None:
     array, _ = CASES[name]
