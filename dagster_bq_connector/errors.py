@@ -17,7 +17,10 @@ from google.rpc import status_pb2
 
 
 class ConnectorError(Exception):
-    """Base of everything that this library raises on purpose."""
+    """Base of everything that this library raises on purpose.
+
+    Its `__cause__` is the failure of Google's client that led to it, if one did.
+    """
 
 
 class ConfigurationError(ConnectorError):
@@ -96,11 +99,13 @@ class FailedRow:
 
 
 class FailedRowsError(ConnectorError):
-    """Some rows were refused. The others were written.
+    """Some rows can be saved by no retry. Each is named.
 
     Attributes:
-        rows: The failed rows, in the order of their index.
-        written: How many rows of the same call are in the table.
+        table (TableRef): The table.
+        rows (list[FailedRow]): The failed rows, in the order of their index.
+        written (int): How many rows of the same call are in the table: all the others after an
+            append by stream, none after a load.
     """
 
     SHOWN = 10
@@ -304,7 +309,7 @@ def explain(error: Exception, subject: object) -> ConnectorError:
         dataset = found[1] if found else "project:dataset"
         return DatasetNotFoundError(
             f"{subject}: dataset {dataset} does not exist. Create it (bq mk --location=EU "
-            f"--dataset {dataset}), or set create_dataset=True on the writer."
+            f"--dataset {dataset}), or set create_dataset=True on the writer. BigQuery said: {text}"
         )
     if fault is Fault.TABLE_MISSING:
         return TableNotFoundError(
@@ -314,7 +319,8 @@ def explain(error: Exception, subject: object) -> ConnectorError:
         return AccessDeniedError(f"{subject}: the credentials do not allow it: {text}")
     if fault is Fault.THROTTLED:
         return QuotaError(
-            f"{subject}: BigQuery allows no more for now: {text} Try later, or ask for more quota."
+            f"{subject}: BigQuery allows no more for now. Try later, or ask for more quota. "
+            f"BigQuery said: {text}"
         )
     if fault is Fault.BROKEN:
         return UnreachableError(f"{subject}: no success within the deadline. Last failure: {text}")

@@ -79,6 +79,9 @@ class DailyTable:
         Args:
             start: The first key: `2026-08-01` (a day or month) or `2026-08-01-00:00` (an hour).
             end: The key before which it ends; it goes on with time when None.
+
+        Returns:
+            Dagster's hourly, daily or monthly definition, in `timezone`.
         """
         return _DEFINITIONS[self.granularity](
             start_date=start, end_date=end, timezone=self.timezone
@@ -86,6 +89,12 @@ class DailyTable:
 
     def for_run(self, context: Context) -> TableSlice:
         """The partitions of this run, to replace: one, or the many of a single-run backfill.
+
+        Args:
+            context: The run, as the asset is given it.
+
+        Returns:
+            What `BigQueryWriter.replace`, `append` and `BigQueryReader.read` take for a table.
 
         Raises:
             PartitionError: The run has no partition, or its asset is partitioned otherwise.
@@ -106,6 +115,12 @@ class DailyTable:
 
     def for_keys(self, keys: Iterable[str]) -> TableSlice:
         """The partitions with these keys, outside of a run.
+
+        Args:
+            keys: Partition keys as Dagster writes them: `2026-08-01`, or `2026-08-01-13:00`.
+
+        Returns:
+            The same as `for_run`.
 
         Raises:
             PartitionError: A key is not written as this granularity's are.
@@ -133,6 +148,9 @@ class DailyTable:
         Args:
             context: The run.
             column: The column of that table that is filtered; the one of this table when None.
+
+        Returns:
+            What `BigQueryReader.read` takes for `where`.
 
         Raises:
             PartitionError: The run has no partition, or a partition that is no time.

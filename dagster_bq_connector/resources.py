@@ -96,6 +96,12 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
     `STORAGE_EMULATOR_HOST` are honoured. They are called without credentials, and when one of them
     is set, the services without one are refused rather than reached for real.
 
+    Attributes:
+        project (str | None): Where tables are looked for; `GOOGLE_CLOUD_PROJECT`, or the project of
+            the credentials, when not set.
+        location (str | None): Where jobs run and missing datasets are created, such as `EU`. It
+            must be the location of the datasets and of the staging bucket.
+
     Example:
         ```python
         bigquery = BigQueryResource(project="my-project", location="EU")
@@ -123,7 +129,9 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
     quota_project: str | None = Field(
         default=None, description="The project that is charged for the quota of calls."
     )
-    universe_domain: str = Field(default=GOOGLE, description="The cloud that is called.")
+    universe_domain: str = Field(
+        default=GOOGLE, description="The domain of the cloud that is called: `googleapis.com`."
+    )
     anonymous: bool = Field(default=False, description="Send no credentials.")
     api_endpoint: str | None = Field(
         default=None, description="URL of the REST API, for private and regional endpoints."
@@ -147,12 +155,16 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
     labels: dict[str, str] = Field(default={}, description="Labels of every job.")
     deadline_seconds: int = Field(
         default=DEADLINE_SECONDS,
-        description="Seconds for which a call is tried again before it fails.",
+        description="Seconds for which a call is tried again before it fails; 300 when not set. "
+        "Load jobs may run longer.",
     )
 
     @contextmanager
     def get_client(self) -> Generator[bigquery.Client]:
         """The REST client. It is shared: leaving the block does not close it.
+
+        Yields:
+            Google's `bigquery.Client`, for queries and everything else that it can do.
 
         Raises:
             ConfigurationError: No project, no credentials, or endpoints that do not go together.
@@ -164,7 +176,11 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
         return self.connect().rest
 
     def connect(self) -> Connected:
-        """The connection, for what reads and writes through it."""
+        """The connection, for what reads and writes through it.
+
+        Raises:
+            ConfigurationError: No project, no credentials, or endpoints that do not go together.
+        """
         if self.deadline_seconds <= 0:
             raise ConfigurationError(f"deadline_seconds={self.deadline_seconds}: it must be more.")
         endpoints = Endpoints.resolve(
@@ -194,6 +210,9 @@ class BigQueryResource(dagster_gcp.BigQueryResource):
 
 class BigQueryReader(dg.ConfigurableResource[Any]):
     """Reads tables through Storage Read sessions, as Arrow.
+
+    Attributes:
+        bigquery (BigQueryResource): The connection, ours or that of dagster_gcp.
 
     Example:
         ```python
@@ -225,9 +244,11 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             fetched before that.
 
         Raises:
-            TableNotFoundError: The table does not exist.
+            TableNotFoundError, DatasetNotFoundError: It does not exist, or may not be seen.
             SchemaError: It has no such column.
+            UnsupportedError: It is a view, or one partition by its address.
             RefusedError: The filter is wrong.
+            AccessDeniedError: The credentials do not allow it.
             UnreachableError: No answer within the deadline.
         """
         connected = Connected.to(self.bigquery)

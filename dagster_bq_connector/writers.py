@@ -24,7 +24,13 @@ from dagster_bq_connector.write.targets import Ensure, of_slice, of_table
 
 
 class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
-    """Writes tables. What writes is chosen by choosing one of its subclasses."""
+    """Writes tables. What writes is chosen by choosing one of its subclasses.
+
+    Assets ask for this class; the definitions pass a `DefaultStreamWriter` or a `FileLoadsWriter`.
+
+    Attributes:
+        bigquery (BigQueryResource): The connection, ours or that of dagster_gcp.
+    """
 
     model_config = STRICT
 
@@ -42,8 +48,9 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         """Add rows to a table.
 
         Args:
-            data: An Arrow table, batch or reader, a Polars or pandas frame, the rows of a read, or
-                an iterable of any of them.
+            data: An Arrow table, batch or reader, a Polars or pandas frame, the rows of a read,
+                any object with the Arrow C stream interface, or an iterable of any of them. Read
+                once, a few batches at a time.
             table: The table. It is created when it is missing, if `create_table` allows it.
             options: The layout of a table that is created; an existing one is checked against it.
 
@@ -55,6 +62,9 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             FailedRowsError: Some rows do not fit; it says which, and what was written.
             TableNotFoundError, DatasetNotFoundError: It is missing and may not be created.
             TableMismatchError: The table is laid out otherwise than `options` ask.
+            UnsupportedError: The write method does not take a type, or a partition.
+            AccessDeniedError: The credentials do not allow it.
+            RefusedError, QuotaError: BigQuery refused the write.
             UnreachableError: No answer within the deadline.
         """
         _refuse_other_options(options)
@@ -118,7 +128,7 @@ class DefaultStreamWriter(BigQueryWriter):
     """Appends over the Storage Write API's default stream.
 
     At least once: a retry after a lost acknowledgement can write rows twice. Rows are visible as
-    soon as they are acknowledged.
+    soon as they are acknowledged. When rows fail, all the others are written.
     """
 
     def _append(
@@ -150,7 +160,8 @@ class DefaultStreamWriter(BigQueryWriter):
 class FileLoadsWriter(BigQueryWriter):
     """Writes by load jobs from Parquet files, which it stages in Cloud Storage and then deletes.
 
-    Load jobs are free, and atomic. A table takes 1,500 of them a day.
+    Load jobs are atomic; by Google's documentation they are free, and a table takes 1,500 of them
+    a day. When rows fail, nothing is written.
     """
 
     staging: str = Field(description="gs://bucket or gs://bucket/prefix for the files.")

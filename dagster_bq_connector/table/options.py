@@ -25,8 +25,11 @@ class TimePartitioning:
 
     Attributes:
         column: A DATE, DATETIME or TIMESTAMP column; None partitions by time of ingestion.
-        granularity: How long one partition is.
+        granularity: How long one partition is: `hour`, `day`, `month` or `year`.
         expiration: How long a partition is kept; for ever when None.
+
+    Raises:
+        ConfigurationError: Another granularity.
     """
 
     column: str | None = None
@@ -54,7 +57,14 @@ class TimePartitioning:
 
 @dataclass(frozen=True, slots=True)
 class RangePartitioning:
-    """One partition every `interval` of an INTEGER column, from `start` up to before `end`."""
+    """One partition every `interval` of an INTEGER column, from `start` up to before `end`.
+
+    Attributes:
+        column: The INTEGER column.
+        start: The first value of the first partition.
+        end: The value before which the last one ends.
+        interval: How many values are one partition.
+    """
 
     column: str
     start: int
