@@ -1,11 +1,13 @@
 """The snippets of the documentation are run, and what pages show is what was run."""
 
+import json
 import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStreamWriter
@@ -26,35 +28,83 @@ def run(name: str) -> dict[str, Any]:
     return runpy.run_path(str(SNIPPETS / name))
 
 
-def test_the_events_and_the_day_of_orders(
-    environment: None, bigquery: BigQueryResource, reader: BigQueryReader
-) -> None:
+@pytest.fixture(scope="session")
+def bucket(bigquery: BigQueryResource) -> None:
+    """What the snippets call their own."""
     connected = bigquery.connect()
     connected.clients.cloud_storage(connected.project).create_bucket("my-staging")
+
+
+def materialize(definitions: dg.Definitions, partition: str | None = None) -> None:
+    job = definitions.resolve_implicit_global_asset_job_def()
+    assert job.execute_in_process(partition_key=partition).success
+
+
+def test_the_events_and_the_day_of_orders(
+    environment: None, bucket: None, bigquery: BigQueryResource, reader: BigQueryReader
+) -> None:
     events, orders = run("append_events.py"), run("daily_orders.py")
-    events_job = events["defs"].resolve_implicit_global_asset_job_def()
-    assert events_job.execute_in_process().success
+    materialize(events["defs"])
     rows = reader.read("shop.events").to_arrow()
     assert sorted(rows["id"].to_pylist()) == [1, 2]
-    import pyarrow as pa
-
-    more = rows.slice(0, 1).set_column(
-        2, "created_at", pa.array([1_785_542_400_000_000], pa.timestamp("us", "UTC"))
-    )
+    august = pa.array([1_785_542_400_000_000], pa.timestamp("us", "UTC"))
+    more = rows.slice(0, 1).set_column(2, "created_at", august)
     DefaultStreamWriter(bigquery=bigquery).append(more, "shop.events")
-    job: dg.JobDefinition = orders["defs"].resolve_implicit_global_asset_job_def()
-    assert job.execute_in_process(partition_key="2026-08-01").success
+    materialize(orders["defs"], "2026-08-01")
     assert reader.read("shop.orders_by_day").to_arrow().num_rows == 1
 
 
-def test_the_notebook(environment: None) -> None:
+def test_replacing_twice_leaves_the_rows_once(
+    environment: None, bucket: None, reader: BigQueryReader
+) -> None:
+    snippet = run("replace_tables.py")
+    for _ in range(2):
+        materialize(snippet["defs"])
+    assert reader.read("shop.price_list").to_arrow().num_rows == 3
+    assert reader.read("shop.stock").to_arrow().num_rows == 2
+
+
+def test_the_notebook(environment: None, reader: BigQueryReader) -> None:
     done = run("notebook.py")
     assert done["result"].rows == 3
     assert sorted(done["cheap"]["item"]) == ["pad", "pen"]
+    assert done["total"] == pytest.approx(11.8)
+    assert reader.read("shop.cheap_prices").to_arrow().num_rows == 2
+
+
+def test_the_options_of_tables(environment: None, bigquery: BigQueryResource) -> None:
+    done = run("table_options.py")
+    assert (done["result"].rows, done["customers"].rows) == (2, 1)
+    with bigquery.get_client() as client:
+        orders, customers = client.get_table("shop.orders"), client.get_table("shop.customers")
+    assert done["ORDERS"].differences(orders) == []
+    assert done["CUSTOMERS"].differences(customers) == []
+
+
+def test_failed_rows_are_kept(environment: None, reader: BigQueryReader) -> None:
+    materialize(run("failed_rows.py")["defs"])
+    assert sorted(reader.read("lab.readings").to_arrow()["sensor"].to_pylist()) == ["a", "c"]
+    [kept] = reader.read("lab.failed_readings").to_arrow().to_pylist()
+    assert json.loads(kept["row"]) == {"sensor": "b", "celsius": [20.1, None]}
+    assert "null in the array" in kept["reason"]
+
+
+def test_every_connection_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIGQUERY_KEY", '{"type": "service_account"}')
+    resources = [each for each in run("connections.py").values() if type(each) is BigQueryResource]
+    assert len(resources) == 6
+    for resource in resources:
+        assert resource.connect().project == resource.project
 
 
 def test_the_local_bigquery(environment: None) -> None:
     assert run("local.py")["answer"] == 42
+
+
+def test_every_snippet_is_run() -> None:
+    here = Path(__file__).read_text()
+    for path in SNIPPETS.glob("*.py"):
+        assert f'run("{path.name}")' in here, path.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -62,10 +112,3 @@ def test_python_on_a_page_is_a_snippet(page: Path) -> None:
     snippets = {path.read_text().partition('"""\n')[2].strip() for path in SNIPPETS.glob("*.py")}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         assert any(block.strip() in text for text in snippets), f"not in a snippet:\n{block}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"

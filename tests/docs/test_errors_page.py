@@ -1,0 +1,155 @@
+"""The error index has every exception, and its example messages are what the library says."""
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from google.api_core import exceptions as api
+
+from dagster_bq_connector import (
+    BigQueryReader,
+    BigQueryResource,
+    DailyTable,
+    DefaultStreamWriter,
+    FailedRowsError,
+    FileLoadsWriter,
+    TableOptions,
+    TableRef,
+    TimePartitioning,
+    errors,
+)
+from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
+
+DOCS = Path(__file__).parents[2] / "docs"
+# The base of all, and one that the writers deal with themselves.
+WITHOUT_EXAMPLE = {"ConnectorError", "RequestTooLargeError"}
+CLASSES = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, ConnectorError)
+}
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", (DOCS / "errors.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def examples(text: str) -> list[str]:
+    return [found.strip() for found in re.findall(r"```text\n(.*?)```", text, re.DOTALL)]
+
+
+def of_service(kind: type[api.GoogleAPICallError], reason: str, text: str) -> Exception:
+    """What Google's client raises when the service says `text`."""
+    return kind(text, errors=[{"reason": reason, "message": text}])
+
+
+def said(action: Callable[[], object], kind: type[ConnectorError]) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def test_every_exception_has_a_section_and_an_example() -> None:
+    found = sections()
+    assert list(found) == list(CLASSES), "in the order of errors.py"
+    for name, text in found.items():
+        assert bool(examples(text)) is (name not in WITHOUT_EXAMPLE), name
+
+
+def test_messages_of_our_own(
+    bigquery: BigQueryResource,
+    reader: BigQueryReader,
+    stream_writer: DefaultStreamWriter,
+    load_writer: FileLoadsWriter,
+    dataset: str,
+) -> None:
+    rows = pa.table({"id": [1], "day": [dt.date(2026, 8, 1)]})
+    orders = f"{dataset}.orders"
+    stream_writer.append(rows, orders)
+    daily = DailyTable(f"{dataset}.by_day", column="day")
+    elsewhere = FileLoadsWriter(bigquery=bigquery, staging="gs://no-such-bucket/files")
+    by_day = TableOptions(TimePartitioning("day"))
+    other_day = pa.table({"id": [2], "day": [dt.date(2026, 8, 2)]})
+    coloured = rows.append_column("colour", pa.array(["red"]))
+    cases: list[tuple[type[ConnectorError], Callable[[], object]]] = [
+        (errors.ConfigurationError, lambda: elsewhere.append(rows, orders)),
+        (errors.InvalidNameError, lambda: TableRef.parse("orders")),
+        (errors.DatasetNotFoundError, lambda: stream_writer.append(rows, "nowhere.orders")),
+        (errors.TableNotFoundError, lambda: reader.read(f"{dataset}.order")),
+        (errors.TableMismatchError, lambda: stream_writer.append(rows, orders, by_day)),
+        (errors.SchemaError, lambda: stream_writer.append(coloured, orders)),
+        (
+            errors.PartitionError,
+            lambda: load_writer.replace(other_day, daily.for_keys(["2026-08-01"])),
+        ),
+        (errors.UnsupportedError, lambda: stream_writer.replace(rows, orders)),
+    ]
+    project = bigquery.connect().project
+    for kind, action in cases:
+        message = said(action, kind)
+        message = message.replace(project, "my-project").replace(dataset, "shop")
+        assert message in examples(sections()[kind.__name__]), message
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (
+            "AccessDeniedError",
+            of_service(
+                api.Forbidden,
+                "accessDenied",
+                "Access Denied: Project my-project: User does not have bigquery.jobs.create "
+                "permission in project my-project.",
+            ),
+        ),
+        (
+            "RefusedError",
+            of_service(
+                api.BadRequest,
+                "invalid",
+                "Cannot read and write in different locations: source: US, destination: EU",
+            ),
+        ),
+        (
+            "QuotaError",
+            of_service(
+                api.Forbidden,
+                "quotaExceeded",
+                "Quota exceeded: Your table exceeded quota for imports or query appends per table",
+            ),
+        ),
+        (
+            "UnreachableError",
+            of_service(api.ServiceUnavailable, "backendError", "Please retry the request"),
+        ),
+    ],
+)
+def test_messages_of_the_service(kind: str, error: Exception) -> None:
+    explained = explain(error, "Load into my-project.shop.orders (job dagster_bq_0123_orders)")
+    assert type(explained) is CLASSES[kind]
+    assert str(explained) in examples(sections()[kind])
+
+
+def test_the_message_of_failed_rows(stream_writer: DefaultStreamWriter, dataset: str) -> None:
+    table, fine = f"{dataset}.orders", pa.decimal128(20, 10)
+    stream_writer.append(pa.table({"price": [Decimal("1.5")], "tags": [["new"]]}), table)
+    rows = pa.table(
+        {
+            "price": pa.array([Decimal("1.0000000005"), Decimal(2)], fine),
+            "tags": [["new"], ["old", None]],
+        }
+    )
+    with pytest.raises(FailedRowsError) as caught:
+        stream_writer.append(rows, table)
+    positions = zip((17, 523), caught.value.rows, strict=True)
+    failed = [FailedRow(index, row.reason, row.column) for index, row in positions]
+    message = str(FailedRowsError("my-project.shop.orders", failed, written=998))
+    assert examples(sections()["FailedRowsError"]) == [message]
+    assert examples((DOCS / "failed-rows.md").read_text()) == [message]
