@@ -36,7 +36,7 @@ bench: setup ## Ratios measured in one run, printed
 
 docs: setup ## The site, into site/ (open site/index.html); a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
-	@echo "Built: site/index.html"
+	@echo "Built site/index.html. Its search needs a server: python3 -m http.server -d site"
 
 test-gcp: setup ## Tests against a real project, when BQ_TEST_PROJECT and its kin are set
 	$(PYTHON) -m pytest tests/gcp
