@@ -145,6 +145,7 @@ _MESSAGES: tuple[tuple[re.Pattern[str], Fault], ...] = (
     (re.compile(r"not found: dataset", re.I), Fault.DATASET_MISSING),
     (re.compile(r"not found: (uri|files?|job|project)", re.I), Fault.REFUSED),
     (re.compile(r"not found: table|or it may not exist", re.I), Fault.TABLE_MISSING),
+    (re.compile(r"concurrent update against|due to concurrent update", re.I), Fault.STALE),
     (re.compile(r"inactive for \d+ seconds|server is restarted|draining", re.I), Fault.BROKEN),
 )
 _STORAGE_CODES: dict[int, Fault] = {

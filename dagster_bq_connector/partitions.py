@@ -143,7 +143,8 @@ class DailyTable:
     def where(self, context: Context, column: str | None = None) -> TimeFilter:
         """The rows of this run's partitions, for reading from any table.
 
-        The literals follow the type of the column in the table that is read.
+        The literals follow the type of the column in the table that is read: see `TimeFilter`,
+        which also says what a STRING or INT64 column is compared with.
 
         Args:
             context: The run.
@@ -156,12 +157,13 @@ class DailyTable:
             PartitionError: The run has no partition, or a partition that is no time.
         """
         definition = context.assets_def.partitions_def if context.has_assets_def else None
+        keys = tuple(_keys(context))
         if isinstance(definition, dg.TimeWindowPartitionsDefinition):
-            found = [definition.time_window_for_partition_key(key) for key in _keys(context)]
+            found = [definition.time_window_for_partition_key(key) for key in keys]
             windows = tuple(Window(window.start, window.end) for window in found)
         else:
-            windows = tuple(self._window(key) for key in _keys(context))
-        return TimeFilter(column or self.column or INGESTION_TIME, windows)
+            windows = tuple(self._window(key) for key in keys)
+        return TimeFilter(column or self.column or INGESTION_TIME, windows, keys)
 
     def _window(self, key: str) -> Window:
         definition = _DEFINITIONS[self.granularity](

@@ -1,8 +1,9 @@
 """The resources that connect to BigQuery and read from it; the writers are in writers.py."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import dagster as dg
@@ -26,14 +27,19 @@ from dagster_bq_connector.read.rows import Rows
 from dagster_bq_connector.read.session import ReadSession, create_session
 from dagster_bq_connector.read.stream import StreamReader
 from dagster_bq_connector.table.admin import TableAdmin
+from dagster_bq_connector.table.literals import refuse_long
+from dagster_bq_connector.table.options import partitioning_of
 from dagster_bq_connector.table.ref import TableRef
-from dagster_bq_connector.table.slice import TableSlice
+from dagster_bq_connector.table.row_slice import RowSlice
+from dagster_bq_connector.table.slice import TableSlice, TimeFilter
 
 # Misspelt fields are refused; a refused value is not shown, since it may be a secret.
 STRICT = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 TableLike: TypeAlias = str | TableRef
-Destination: TypeAlias = str | TableRef | TableSlice
+# The metadata of a table, to the filter of a read of it.
+Restriction: TypeAlias = Callable[[bigquery.Table], Where | None]
+Destination: TypeAlias = str | TableRef | TableSlice | RowSlice
 
 # A table of 100,000 rows comes in one stream; more streams than this rarely help one machine.
 READ_STREAMS = 8
@@ -234,10 +240,11 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
         """Open a read of a table as it is now.
 
         Args:
-            table: The table, or what `DailyTable.for_run` gives: then its partitions, or its
-                tables when sharded.
+            table: The table; or what `DailyTable.for_run` gives: then its partitions, or its
+                tables when sharded; or a `RowSlice`: then its rows.
             columns: The columns to read; only these travel. All when None.
-            where: A filter in SQL, evaluated by BigQuery, or what `DailyTable.where` gives.
+            where: A filter in SQL, evaluated by BigQuery, or what `DailyTable.where` gives. Of a
+                slice it takes the rows that pass this filter too.
 
         Returns:
             Rows to iterate over, to hand to a writer, or to take as a table or frame. Nothing is
@@ -247,6 +254,7 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             TableNotFoundError, DatasetNotFoundError: It does not exist, or may not be seen.
             SchemaError: It has no such column.
             UnsupportedError: It is a view, or one partition by its address.
+            PartitionError: The filters of a slice do not fit the columns.
             RefusedError: The filter is wrong.
             AccessDeniedError: The credentials do not allow it.
             UnreachableError: No answer within the deadline.
@@ -254,35 +262,31 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
         connected = Connected.to(self.bigquery)
         if isinstance(table, TableSlice):
             slice_ = table.resolve(connected.project)
-            if not slice_.sharded:
-                if where is not None:
-                    raise UnsupportedError(
-                        "The partitions are a filter of their own: pass the table and where=, or "
-                        "the partitions alone."
-                    )
-                return self._open(connected, [slice_.table], columns, slice_.filter)
-            # The shards' names follow the calendar of the windows, whatever the column's type.
-            tables = [slice_.address(id_) for id_ in slice_.partitions(None)]
-            return self._open(connected, tables, columns, where)
-        return self._open(connected, [connected.resolve(table)], columns, where)
+            if slice_.sharded:
+                # The shards' names follow the calendar of the windows, whatever the column's type.
+                shards = [slice_.address(id_) for id_ in slice_.partitions(None)]
+                return self._open(connected, shards, columns, _always(where))
+            table = RowSlice(slice_.table, (("", (slice_.filter,)),))
+        if isinstance(table, RowSlice):
+            rows = table.resolve(connected.project)
+            restrict = partial(_rows_of, connected, rows, where)
+            return self._open(connected, [rows.table], columns, restrict)
+        return self._open(connected, [connected.resolve(table)], columns, _always(where))
 
     def _open(
         self,
         connected: Connected,
         tables: Sequence[TableRef],
         columns: Sequence[str] | None,
-        where: Where | None,
+        where: Restriction,
     ) -> Rows:
         admin, deadline = connected.admin, connected.deadline
-        sessions = [
-            create_session(
-                connected.clients.read,
-                plan_read(admin.get(ref), ref, columns, where, READ_STREAMS),
-                connected.billing_project,
-                deadline,
-            )
-            for ref in tables
-        ]
+        sessions: list[ReadSession] = []
+        for ref in tables:
+            found = admin.get(ref)
+            request = plan_read(found, ref, columns, where(found), READ_STREAMS)
+            client, billing = connected.clients.read, connected.billing_project
+            sessions.append(create_session(client, request, billing, deadline))
         _refuse_other_columns(tables, sessions)
         total = sum(session.estimated_rows for session in sessions)
         what, sink = f"Reading {', '.join(map(str, tables))}", log()
@@ -292,6 +296,31 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             return StreamReader(channel, stream, source, deadline)
 
         return Rows(sessions, open_stream, lambda: Progress(what, sink, total))
+
+
+def _always(where: Where | None) -> Restriction:
+    def restrict(table: bigquery.Table) -> Where | None:
+        return where
+
+    return restrict
+
+
+def _rows_of(
+    connected: Connected, slice_: RowSlice, where: Where | None, table: bigquery.Table
+) -> str:
+    """The rows of a slice that pass a filter too, as SQL."""
+    layout = partitioning_of(table)
+    find_type = partial(connected.admin.expression_type, slice_.table, layout)
+    sql = slice_.bind(table.schema, layout, find_type).sql()
+    if isinstance(where, TimeFilter):
+        more = RowSlice(slice_.table, (("", (where,)),))
+        where = more.bind(table.schema, layout, find_type).sql()
+    if where is not None and not isinstance(where, str):
+        raise UnsupportedError(
+            f"where is {type(where).__name__}: write SQL, or pass what where() of a DailyTable "
+            "gives."
+        )
+    return refuse_long(f"({sql}) AND ({where})", slice_.table) if where else sql
 
 
 def _refuse_other_columns(tables: Sequence[TableRef], sessions: Sequence[ReadSession]) -> None:

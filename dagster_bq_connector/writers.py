@@ -16,11 +16,12 @@ from dagster_bq_connector.schema.types import table_fields
 from dagster_bq_connector.table.admin import Creation, EnsuredTable
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import default_stream, file_loads
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staging
-from dagster_bq_connector.write.targets import Ensure, of_slice, of_table
+from dagster_bq_connector.write.targets import Ensure, Targets, of_rows, of_slice, of_table
 
 
 class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
@@ -73,22 +74,23 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     def replace(
         self, data: Data, table: Destination, options: TableOptions | None = None
     ) -> MaterializedWrite:
-        """Put rows in the place of those that are there: of the table, or of partitions of it.
+        """Put rows in the place of those that are there: of the table, or of a part of it.
 
         Each table or partition changes at once, and not at all when it fails. Data without rows
         empties what it replaces.
 
         Args:
             data: As for `append`.
-            table: A table, a partition (`shop.orders$20260801`), or what `DailyTable.for_run`
-                gives.
+            table: A table, a partition (`shop.orders$20260801`), what `DailyTable.for_run`
+                gives, or a `RowSlice`.
             options: As for `append`.
 
         Returns:
             What was written.
 
         Raises:
-            UnsupportedError: The write method cannot replace. Nothing was written.
+            UnsupportedError: The write method cannot replace, or BigQuery takes no DELETE on the
+                table now and the part cannot be replaced without. Nothing was changed.
             PartitionError: A row belongs to another partition. Nothing was changed.
             RefusedError: BigQuery refused jobs; of several partitions the error says which.
             ConnectorError: As for `append`; nothing was changed.
@@ -134,7 +136,7 @@ class DefaultStreamWriter(BigQueryWriter):
     def _append(
         self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
     ) -> WriteResult:
-        if isinstance(table, TableSlice):
+        if isinstance(table, (TableSlice, RowSlice)):
             raise UnsupportedError(
                 f"BigQuery chooses the partition of a row that is streamed: append to "
                 f"{table.table} itself, or write its partitions with FileLoadsWriter."
@@ -162,6 +164,11 @@ class FileLoadsWriter(BigQueryWriter):
 
     Load jobs are atomic; by Google's documentation they are free, and a table takes 1,500 of them
     a day. When rows fail, nothing is written.
+
+    A `RowSlice`, and columns of JSON, RANGE and INTERVAL, which no load job takes from Parquet, are
+    loaded into a staging table of the same dataset, and written from there by one transaction. Its
+    queries are billed as such. A transaction that another one excludes is tried again. When the
+    process dies, the staging table is dropped by BigQuery a day later.
     """
 
     staging: str = Field(description="gs://bucket or gs://bucket/prefix for the files.")
@@ -187,11 +194,7 @@ class FileLoadsWriter(BigQueryWriter):
         batches, deadline = open_data(data), connected.deadline
         billing, clients = connected.billing_project, connected.clients
         staging = Staging(clients, billing, self.staging, deadline)
-        ensure = self._ensure(connected, batches)
-        if isinstance(table, TableSlice):
-            targets = of_slice(table.resolve(connected.project), ensure, options)
-        else:
-            targets = of_table(connected.resolve(table), ensure, options)
+        targets = self._targets(connected, batches, table, options, operation)
         labels = dict(connected.defaults.labels) | dict(job_labels(run_context()))
         with Progress(f"Loading into {targets.table}", log()) as progress:
             return file_loads.load(
@@ -204,6 +207,22 @@ class FileLoadsWriter(BigQueryWriter):
                 progress=progress,
                 deadline=deadline,
             )
+
+    def _targets(
+        self,
+        connected: Connected,
+        data: Batches,
+        table: Destination,
+        options: TableOptions | None,
+        operation: Operation,
+    ) -> Targets:
+        ensure = self._ensure(connected, data)
+        if isinstance(table, TableSlice):
+            return of_slice(table.resolve(connected.project), ensure, options)
+        if isinstance(table, RowSlice):
+            slice_ = table.resolve(connected.project)
+            return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
+        return of_table(connected.resolve(table), ensure, options)
 
 
 def _refuse_other_options(options: object) -> None:

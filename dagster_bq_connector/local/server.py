@@ -123,6 +123,7 @@ def _extend(options: dict[str, Any]) -> None:
         partitions,
         sessions,
         staging,
+        statements,
         streams,
     )
 
@@ -135,6 +136,7 @@ def _extend(options: dict[str, Any]) -> None:
     loads.install()
     streams.install()
     cdc.install(refuse_copies=refuse)
+    statements.install()
     sessions.install(refuse_streamed=refuse)
     staging.sweep()
 

@@ -31,6 +31,7 @@ from local_bigquery.jobs import query as _query
 from local_bigquery.jobs import runner as _runner
 from local_bigquery.jobs import store as _store
 from local_bigquery.settings import settings as _settings
+from local_bigquery.sql import translate as _translation
 from local_bigquery.sql.rules import information_schema as _information_schema
 
 BigQueryError = _errors.BigQueryError
@@ -56,6 +57,7 @@ settings: Any = _settings
 store: Any = _store
 tabledata: Any = _tabledata
 tables: Any = _tables
+translation: Any = _translation
 types: Any = _types
 write: Any = _write
 

@@ -76,6 +76,7 @@ SCALARS: dict[str, Scalar] = {
     "DATETIME": Scalar(pa.timestamp(MICROSECONDS), is_civil),
     "TIMESTAMP": Scalar(pa.timestamp(MICROSECONDS, "UTC"), _is_instant),
     "TIME": Scalar(pa.time64(MICROSECONDS), at.is_time),
+    "INTERVAL": Scalar(pa.month_day_nano_interval(), at.is_interval),
     "JSON": Scalar(pa.string(), _is_string),
     "GEOGRAPHY": Scalar(pa.string(), _is_string),
 }
@@ -90,6 +91,7 @@ _NEW: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (_is_instant, "TIMESTAMP"),
     (is_civil, "DATETIME"),
     (at.is_time, "TIME"),
+    (at.is_interval, "INTERVAL"),
 )
 _ALIASES = {
     "BOOL": "BOOLEAN",
@@ -229,6 +231,8 @@ def mismatches(kind: pa.DataType, column: SchemaField, path: str) -> list[str]:
     name = type_name(column)
     if name == "RECORD" and not at.is_null(kind):
         return _struct_mismatches(kind, column, path)
+    if name == "RANGE" and kind == wire_field(column).type:
+        return []
     if at.is_null(kind) or (name in SCALARS and SCALARS[name].takes(kind)):
         return []
     hint = ""
@@ -265,11 +269,15 @@ def wire_field(column: SchemaField) -> pa.Field[Any]:
         SchemaError: The column has a type that this library does not carry.
     """
     name = type_name(column)
-    if name == "RECORD":
+    if name == "RANGE" and column.range_element_type is not None:
+        bound = SchemaField("bound", str(column.range_element_type.element_type))
+        bounds = wire_field(bound).type
+        kind: pa.DataType = pa.struct([("start", bounds), ("end", bounds)])
+    elif name == "RECORD":
         # Fields are nullable in Arrow even where they are REQUIRED: below a struct that is null
         # there is nothing else. What is REQUIRED is checked row by row (limits.py).
         children = [wire_field(child).with_nullable(True) for child in column.fields]
-        kind: pa.DataType = pa.struct(children)
+        kind = pa.struct(children)
     elif name in SCALARS:
         kind = SCALARS[name].wire
     else:

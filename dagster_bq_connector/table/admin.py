@@ -15,14 +15,20 @@ from requests import RequestException
 from dagster_bq_connector.errors import (
     DatasetNotFoundError,
     Fault,
+    PartitionError,
     TableMismatchError,
     TableNotFoundError,
     classify,
+    error_text,
     explain,
 )
-from dagster_bq_connector.retry import rest_options
-from dagster_bq_connector.table.options import TableOptions
+from dagster_bq_connector.retry import Backoff, rest_options
+from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.table.evolution import with_columns
+from dagster_bq_connector.table.literals import table_sql
+from dagster_bq_connector.table.options import TableOptions, partitioning_of
 from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.row_slice import Partitioning, every_row
 
 Columns: TypeAlias = Callable[[], Sequence[bigquery.SchemaField]]
 
@@ -53,11 +59,13 @@ class EnsuredTable:
         ref: Its address, without partition.
         columns: Its columns.
         age: Seconds since it was created. The Storage API may not know a new one for a while.
+        partitioning: How it is partitioned, without the expiration of its partitions.
     """
 
     ref: TableRef
     columns: Sequence[bigquery.SchemaField]
     age: float
+    partitioning: Partitioning = None
 
 
 class TableAdmin:
@@ -65,7 +73,7 @@ class TableAdmin:
 
     def __init__(self, client: bigquery.Client, deadline: float) -> None:
         """Use `client`; each call may retry for `deadline` seconds."""
-        self._client = client
+        self._client, self._deadline = client, deadline
         self._options: Any = rest_options(deadline)
 
     def get(self, ref: TableRef) -> bigquery.Table:
@@ -90,9 +98,12 @@ class TableAdmin:
     ) -> EnsuredTable:
         """The table, made when it is missing. Losing a race to create it is success.
 
+        With `evolution="add"` in the options, an existing table gets the columns that it lacks.
+
         Args:
             ref: The address; a partition in it is ignored.
-            columns: Gives the columns of a new table; not called for one that exists.
+            columns: Gives the columns of a new table, and those that an existing one may lack;
+                otherwise not called for one that exists.
             options: The layout of a new table, and what an existing one is checked against.
             creation: What may be created.
 
@@ -116,8 +127,55 @@ class TableAdmin:
                 f"Table {ref} is not laid out as asked; {'; '.join(differences)}. Change the "
                 "options, or write to another table: BigQuery cannot change it in place."
             )
+        if options and options.evolution == "add":
+            table = self._add_columns(ref, table, columns())
         now = datetime.datetime.now(datetime.UTC)
-        return EnsuredTable(ref, table.schema, (now - (table.created or now)).total_seconds())
+        age = (now - (table.created or now)).total_seconds()
+        return EnsuredTable(ref, table.schema, age, partitioning_of(table))
+
+    def expression_type(self, ref: TableRef, partitioning: Partitioning, expression: str) -> str:
+        """The type of a SQL expression over the columns of a table, found by a dry run.
+
+        Args:
+            ref: The table.
+            partitioning: How it is partitioned: it may require a filter of any query.
+            expression: The expression, without aggregates.
+
+        Raises:
+            PartitionError: The table does not take the expression.
+        """
+        where = f" WHERE {every_row(partitioning)}" if partitioning else ""
+        query = f"SELECT ({expression}) AS value FROM {table_sql(ref)}{where}"
+        config = bigquery.QueryJobConfig(dry_run=True, use_query_cache=False)
+        try:
+            job = self._client.query(query, job_config=config, job_retry=None, **self._options)
+        except REST_ERRORS as error:
+            if classify(error) is not Fault.REFUSED:
+                raise explain(error, f"Table {ref}") from error
+            raise PartitionError(
+                f"{expression!r} is neither a column of {ref} nor an expression over its columns: "
+                f"{error_text(error)}"
+            ) from error
+        return type_name((job.schema or [])[0])
+
+    def _add_columns(
+        self, ref: TableRef, table: bigquery.Table, wanted: Sequence[bigquery.SchemaField]
+    ) -> bigquery.Table:
+        """The table with all columns. Whoever changes it at the same time is not undone."""
+        found: list[bigquery.Table] = [table]
+
+        def add() -> bigquery.Table:
+            table = found.pop() if found else self.get(ref)
+            columns = with_columns(table.schema, wanted)
+            if columns == list(table.schema):
+                return table
+            table.schema = columns
+            return self._client.update_table(table, ["schema"], **self._options)  # with its etag
+
+        try:
+            return Backoff(deadline=self._deadline).call(add, repeat_on={Fault.STALE})
+        except REST_ERRORS as error:
+            raise explain(error, f"Table {ref}") from error
 
     def _create(
         self,

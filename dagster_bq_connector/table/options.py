@@ -14,6 +14,7 @@ from google.cloud.bigquery.table import PrimaryKey, TableConstraints
 from dagster_bq_connector.errors import ConfigurationError
 
 Granularity = Literal["hour", "day", "month", "year"]
+Evolution = Literal["none", "add"]
 
 MAX_CLUSTERING = 4  # columns of a table, as BigQuery limits them
 MAX_PRIMARY_KEY = 16
@@ -95,9 +96,13 @@ class TableOptions:
         description: Text for people.
         labels: Labels of the table.
         expiration: How long after its creation the table is dropped; never when None.
+        evolution: What becomes of an existing table that lacks columns of the data. `"none"`: it
+            is never changed, and the write is refused. `"add"`: the columns, and fields of
+            structs, are added as NULLABLE ones before anything is written; they stay when the
+            write fails afterwards. No column is ever dropped, and no type changed.
 
     Raises:
-        ConfigurationError: More columns than BigQuery takes.
+        ConfigurationError: More columns than BigQuery takes, or an evolution that is none.
     """
 
     partitioning: TimePartitioning | RangePartitioning | None = None
@@ -107,8 +112,11 @@ class TableOptions:
     description: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     expiration: timedelta | None = None
+    evolution: Evolution = "none"
 
     def __post_init__(self) -> None:
+        if self.evolution not in ("none", "add"):
+            raise ConfigurationError(f"evolution={self.evolution!r}: it is 'none' or 'add'.")
         layout: object = self.partitioning
         if not isinstance(layout, (TimePartitioning, RangePartitioning, NoneType)):
             raise ConfigurationError(

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, tzinfo
+from datetime import date, datetime, timedelta, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from google.cloud import bigquery
 
 from dagster_bq_connector.errors import PartitionError
-from dagster_bq_connector.table.options import Granularity, TableOptions
+from dagster_bq_connector.schema.types import wire_field
+from dagster_bq_connector.table.literals import key_value, literal, quoted
+from dagster_bq_connector.table.options import (
+    Granularity,
+    TableOptions,
+    TimePartitioning,
+    partitioning_of,
+)
 from dagster_bq_connector.table.ref import TableRef
 
 INGESTION_TIME = "_PARTITIONTIME"
@@ -34,25 +42,75 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TimeFilter:
-    """Rows whose `column` lies in one of `windows`. The literals follow the column's type."""
+    """Rows whose `column` lies in one of `windows`. The literals follow the column's type.
+
+    A TIMESTAMP column is compared with the instants at which the windows start and end, a DATETIME
+    or DATE column with what the clocks of their zone show then. A STRING column holds the
+    partition key as it is written, and an INT64 column its digits: the key `2026-08-01` is
+    20260801, and `2026-08-01-13:00` is 202608011300.
+
+    Attributes:
+        column: A column, or any SQL expression over the columns of the table.
+        windows: The times.
+        keys: The partition keys that the windows stand for; needed for STRING and INT64 alone.
+    """
 
     column: str
     windows: tuple[Window, ...]
+    keys: tuple[str, ...] = ()
 
-    def sql(self, type_name: str) -> str:
+    def sql(self, type_name: str, name: str | None = None) -> str:
         """The filter as SQL.
 
         Args:
-            type_name: `DATE`, `DATETIME` or `TIMESTAMP`: what the column is in the table read.
+            type_name: What the column is in the table read: `DATE`, `DATETIME`, `TIMESTAMP`,
+                `STRING` or `INTEGER`.
+            name: How the column is written in SQL; its quoted name when None.
 
         Raises:
-            PartitionError: The column has another type.
+            PartitionError: The column has another type, or it is a DATE and a window is no days.
         """
-        name = f"`{self.column}`" if self.column != INGESTION_TIME else self.column
+        if name is None:
+            name = self.column if self.column == INGESTION_TIME else quoted(self.column)
+        if not self.windows:
+            raise PartitionError(f"No window of time was given for column {self.column!r}.")
+        if type_name in ("STRING", "INTEGER"):
+            return f"{name} IN ({', '.join(map(literal, self.values(type_name)))})"
         return " OR ".join(
-            f"({name} >= {_literal(w.start, type_name, self)}"
-            f" AND {name} < {_literal(w.end, type_name, self)})"
-            for w in _merged(self.windows)
+            f"({name} >= {literal(start)} AND {name} < {literal(end)})"
+            for start, end in (self.bounds(w, type_name) for w in _merged(self.windows))
+        )
+
+    def bounds(self, window: Window, type_name: str) -> tuple[date, date]:
+        """The ends of a window as values of a DATE, DATETIME or TIMESTAMP column."""
+        return self._end(window.start, type_name), self._end(window.end, type_name)
+
+    def values(self, type_name: str) -> list[str | int]:
+        """What a STRING or INT64 column holds in the rows of the windows."""
+        if len(self.keys) != len(self.windows):
+            raise PartitionError(
+                f"Column {self.column!r} is {type_name}, and the partition keys of the windows are "
+                "not known: filter by a DATE, DATETIME or TIMESTAMP column."
+            )
+        if type_name == "STRING":
+            return list(self.keys)
+        digits = ("".join(filter(str.isdecimal, key)) for key in self.keys)
+        return [key_value(number, type_name, self.column) for number in digits]
+
+    def _end(self, moment: datetime, type_name: str) -> date:
+        if type_name == "TIMESTAMP":
+            return moment
+        if type_name == "DATETIME":
+            return moment.replace(tzinfo=None)
+        if type_name == "DATE":
+            if (moment.hour, moment.minute, moment.second, moment.microsecond) != (0, 0, 0, 0):
+                raise PartitionError(
+                    f"Column {self.column!r} is a DATE, which cannot be compared with {moment}."
+                )
+            return moment.date()
+        raise PartitionError(
+            f"Column {self.column!r} is {type_name}; a window of time needs a DATE, DATETIME, "
+            "TIMESTAMP, STRING or INT64 column."
         )
 
 
@@ -79,7 +137,8 @@ class TableSlice:
     @property
     def filter(self) -> TimeFilter:
         """The rows of the slice, for a table that is not sharded."""
-        return TimeFilter(self.column or INGESTION_TIME, tuple(w for _, w in self.windows))
+        keys, windows = zip(*self.windows, strict=True) if self.windows else ((), ())
+        return TimeFilter(self.column or INGESTION_TIME, windows, keys)
 
     def resolve(self, project: str) -> TableSlice:
         """The same slice with the project that its table may lack."""
@@ -114,15 +173,34 @@ class TableSlice:
                     "so its hours are no partitions: use timezone='UTC', or partition by a "
                     "TIMESTAMP column."
                 )
-            if zone and start != _floor(start, self.granularity):
-                raise PartitionError(
-                    f"Partition {key!r} of {self.table} is {window}, which is not one "
-                    f"{self.granularity} of UTC, by which a TIMESTAMP column is partitioned: "
-                    "partition by a DATE or DATETIME column, use timezone='UTC', or the sharded "
-                    "layout."
-                )
+            end = window.end.astimezone(zone) if zone else window.end
+            if start != _floor(start, self.granularity) or end != _following(
+                start, self.granularity
+            ):
+                raise PartitionError(self._no_partition(key, window, zone))
             ids[_id(start.year, start.month, start.day, start.hour, self.granularity)] = key
         return ids
+
+    def is_partitions_of(self, table: bigquery.Table) -> bool:
+        """Whether the slice is whole partitions of a table as it stands.
+
+        If so, each of them can be replaced by a load job of its own. Rows of any other table are
+        replaced by the filters of a `RowSlice`.
+
+        Args:
+            table: The metadata of the table.
+        """
+        layout = partitioning_of(table)
+        if self.sharded or not isinstance(layout, TimePartitioning):
+            return False
+        if (_fold(layout.column), layout.granularity) != (_fold(self.column), self.granularity):
+            return False
+        column = find_column(table.schema, self.column) if self.column else None
+        try:
+            self.partitions(wire_field(column).type if column else None)
+        except PartitionError:
+            return False
+        return True
 
     def split(self, batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Divide a batch by partition.
@@ -173,7 +251,7 @@ class TableSlice:
         return ids[0]
 
     def _values(self, batch: pa.RecordBatch) -> pa.Array[Any]:
-        names = [name for name in batch.schema.names if name.casefold() == self._folded]
+        names = [name for name in batch.schema.names if name.casefold() == _fold(self.column)]
         if not names:
             raise PartitionError(
                 f"The data lacks the column {self.column!r}, which partitions {self.table}."
@@ -186,9 +264,14 @@ class TableSlice:
             )
         return values
 
-    @property
-    def _folded(self) -> str | None:
-        return self.column.casefold() if self.column else None
+    def _no_partition(self, key: str, window: Window, zone: tzinfo | None) -> str:
+        whole, remedy = f"one {self.granularity}", f"use the partitions of a {self.granularity}."
+        if zone:
+            whole += " of UTC, by which a TIMESTAMP column is partitioned"
+            remedy = (
+                "partition by a DATE or DATETIME column, use timezone='UTC', or the sharded layout."
+            )
+        return f"Partition {key!r} of {self.table} is {window}, which is not {whole}: {remedy}"
 
     @property
     def _local(self) -> tzinfo | None:
@@ -219,6 +302,27 @@ def _id(year: int, month: int, day: int, hour: int, granularity: Granularity) ->
     return f"{year:04d}{month:02d}{day:02d}{hour:02d}"[: _ID_LENGTH[granularity]]
 
 
+def find_column(columns: Sequence[bigquery.SchemaField], name: str) -> bigquery.SchemaField | None:
+    """The column of a name, whatever its case; None when there is none."""
+    return next((c for c in columns if c.name.casefold() == name.casefold()), None)
+
+
+def window_of(partition: str, granularity: Granularity) -> Window | None:
+    """The time in UTC that the id of a partition stands for; None for one that is no time."""
+    if len(partition) != _ID_LENGTH[granularity] or not partition.isdecimal():
+        return None
+    parts = [int(partition[:4]), *(int(partition[i : i + 2]) for i in range(4, len(partition), 2))]
+    try:
+        start = datetime(*(parts + [1, 1, 0][len(parts) - 1 :]), tzinfo=_UTC)
+    except ValueError:
+        return None
+    return Window(start, _following(start, granularity))
+
+
+def _fold(name: str | None) -> str | None:
+    return name.casefold() if name else None
+
+
 def _changes_clocks(moment: datetime) -> bool:
     """Whether the zone of a moment has summer time in its year."""
     offsets = {moment.replace(month=month, day=1).utcoffset() for month in range(1, 13)}
@@ -235,6 +339,16 @@ def _floor(moment: datetime, granularity: Granularity) -> datetime:
     return moment.replace(day=1) if granularity == "month" else moment.replace(day=1, month=1)
 
 
+def _following(start: datetime, granularity: Granularity) -> datetime:
+    """When the next partition starts, by the clocks of the moment's zone."""
+    if granularity == "hour":
+        return start + timedelta(hours=1)
+    if granularity == "day":
+        return start + timedelta(days=1)
+    later = start + timedelta(days=31 if granularity == "month" else 366)
+    return _floor(later, granularity)
+
+
 def _merged(windows: tuple[Window, ...]) -> list[Window]:
     """Windows that touch become one: a filter of 31 days is one range."""
     merged: list[Window] = []
@@ -244,22 +358,3 @@ def _merged(windows: tuple[Window, ...]) -> list[Window]:
         else:
             merged.append(window)
     return merged
-
-
-def _literal(moment: datetime, type_name: str, source: TimeFilter) -> str:
-    if type_name == "TIMESTAMP":
-        instant = moment.astimezone(_UTC).replace(tzinfo=None)
-        return f"TIMESTAMP '{instant.isoformat(sep=' ')}+00:00'"
-    if type_name == "DATETIME":
-        return f"DATETIME '{moment.replace(tzinfo=None).isoformat(sep=' ')}'"
-    if type_name == "DATE":
-        day: date = moment.date()
-        if (moment.hour, moment.minute, moment.second, moment.microsecond) != (0, 0, 0, 0):
-            raise PartitionError(
-                f"Column {source.column!r} is a DATE, which cannot be compared with {moment}."
-            )
-        return f"DATE '{day.isoformat()}'"
-    raise PartitionError(
-        f"Column {source.column!r} is {type_name}; a window of time needs a DATE, DATETIME or "
-        "TIMESTAMP column."
-    )

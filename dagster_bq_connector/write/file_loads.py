@@ -1,13 +1,13 @@
 """Append and replace by load jobs: rows become Parquet files in Cloud Storage, then one job each.
 
-A load job is atomic: all its rows appear, and what they replace goes, at once.
+A load job is atomic: all its rows appear, and what they replace goes, at once. Where no load job
+can do that (a slice of rows, or columns that Parquet cannot carry) the files are loaded into a
+staging table, and one transaction does it from there: see transaction.py.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from google.cloud import bigquery
 
@@ -16,19 +16,22 @@ from dagster_bq_connector.errors import (
     FailedRow,
     FailedRowsError,
     RefusedError,
-    UnsupportedError,
 )
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
-from dagster_bq_connector.schema.types import type_name
-from dagster_bq_connector.write.jobs import Running, cancel_all, finish_all, start_load
+from dagster_bq_connector.write.jobs import (
+    JobSettings,
+    Running,
+    cancel_all,
+    finish_all,
+    start_load,
+)
+from dagster_bq_connector.write.plain import plain_batch, plain_schema
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staged, Stager, Staging
 from dagster_bq_connector.write.targets import Target, Targets
-
-# What Parquet has no form for that a load job takes.
-_NOT_IN_PARQUET = ("JSON", "GEOGRAPHY")
+from dagster_bq_connector.write.transaction import write_staged
 
 
 def load(
@@ -42,7 +45,7 @@ def load(
     progress: Progress,
     deadline: float,
 ) -> WriteResult:
-    """Stage all rows, then run one load job a target.
+    """Stage all rows, then run one load job a target, or one transaction.
 
     Args:
         client: Runs the jobs.
@@ -63,14 +66,19 @@ def load(
         PartitionError: A row belongs to none of the targets. Nothing was changed.
         RefusedError: BigQuery failed a job. The other targets' jobs are as they ended.
     """
-    _refuse_types(targets.columns)
+    settings = JobSettings(client, staging.attempt, operation, labels, deadline)
     try:
         staged = _stage(staging, targets, data, progress)
-        settings = _Settings(client, staging.attempt, operation, labels, deadline)
-        jobs = _run_jobs(settings, targets, staged, progress)
+        if targets.staged:
+            outcome = write_staged(settings, targets, staged, progress)
+            jobs, counts = outcome.jobs, outcome.counts or dict(targets.counts)
+        else:
+            jobs = [job.id for job in _run_jobs(settings, targets, staged, progress)]
+            counts = dict(targets.counts)
     finally:
         staging.clear()
     files = [staged[target.id] for target in targets.targets]
+    by_target = {t.key: f.rows for t, f in zip(targets.targets, files, strict=True) if t.key}
     return WriteResult(
         table=targets.table,
         method="file_loads",
@@ -78,8 +86,8 @@ def load(
         rows=sum(file.rows for file in files),
         bytes=sum(file.bytes for file in files),
         columns=targets.columns,
-        partitions={t.key: f.rows for t, f in zip(targets.targets, files, strict=True) if t.key},
-        jobs=[job.id for job in jobs],
+        partitions=counts or by_target,
+        jobs=jobs,
     )
 
 
@@ -94,28 +102,21 @@ def _stage(
         conformed = conform(batch)
         failed += [row.moved(position) for row in conformed.failed]
         if not failed:
-            for target, rows in targets.split(conformed.batch, position):
-                stager.add(target, rows)
+            rows = conformed.batch
+            if targets.staged:
+                rows = plain_batch(rows, targets.columns, position)
+            for target, part in targets.split(rows, position):
+                stager.add(target, part)
         position += batch.num_rows
     if failed:
         raise FailedRowsError(targets.table, failed, written=0)
-    stager.finish([target.id for target in targets.targets], conform.schema)
+    schema = plain_schema(conform.schema, targets.columns) if targets.staged else conform.schema
+    stager.finish([target.id for target in targets.targets], schema)
     return stager.staged
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What all jobs of one write have in common."""
-
-    client: bigquery.Client
-    attempt: str
-    operation: Operation
-    labels: Mapping[str, str]
-    deadline: float
-
-
 def _run_jobs(
-    settings: _Settings, targets: Targets, staged: Mapping[str, Staged], progress: Progress
+    settings: JobSettings, targets: Targets, staged: Mapping[str, Staged], progress: Progress
 ) -> list[Running]:
     """Start a job for each target, and wait for all that were started."""
     jobs: list[Running] = []
@@ -143,35 +144,15 @@ def _unfinished(targets: Targets, jobs: Sequence[Running], error: ConnectorError
     return RefusedError(f"Only {done} of {targets.table} were written; then: {error}")
 
 
-def _refuse_types(columns: Sequence[bigquery.SchemaField], path: str = "") -> None:
-    for column in columns:
-        if type_name(column) in _NOT_IN_PARQUET:
-            raise UnsupportedError(
-                f"Column {path + column.name!r} is {type_name(column)}, which load jobs do not "
-                "take from Parquet: append it with DefaultStreamWriter."
-            )
-        _refuse_types(column.fields, f"{path}{column.name}.")
-
-
-def _start(settings: _Settings, targets: Targets, target: Target, staged: Staged) -> Running:
+def _start(settings: JobSettings, targets: Targets, target: Target, staged: Staged) -> Running:
     replace = settings.operation == "replace"
     disposition = bigquery.WriteDisposition.WRITE_APPEND
     if replace and target.ref.partition:
         disposition = bigquery.WriteDisposition.WRITE_TRUNCATE
     elif replace:
         disposition = bigquery.WriteDisposition.WRITE_TRUNCATE_DATA  # schema and keys stay
-    parquet = bigquery.ParquetOptions()
-    parquet.enable_list_inference = True
-    config = bigquery.LoadJobConfig(
-        source_format=bigquery.SourceFormat.PARQUET,
-        write_disposition=disposition,
-        create_disposition=bigquery.CreateDisposition.CREATE_NEVER,
-        schema=list(targets.columns),
-        labels=dict(settings.labels),
-    )
-    config.parquet_options = parquet
-    name = f"dagster_bq_{settings.attempt}_{target.id or target.ref.table}"
-    job_id = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    config = settings.load_config(targets.columns, disposition)
+    job_id = settings.job_id(target.id or target.ref.table)
     destination = target.ref.to_api()
     job = start_load(settings.client, staged.uris, destination, config, job_id, settings.deadline)
     return Running(job_id, job, f"Load into {target.ref}", staged.rows)

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
-from dagster_bq_connector.errors import PartitionError, SchemaError
+from dagster_bq_connector.errors import PartitionError, SchemaError, UnsupportedError
 from dagster_bq_connector.schema.types import type_name, wire_field
 from dagster_bq_connector.table.admin import EnsuredTable
-from dagster_bq_connector.table.options import TableOptions
+from dagster_bq_connector.table.membership import Membership
+from dagster_bq_connector.table.options import TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
-from dagster_bq_connector.table.slice import TableSlice
+from dagster_bq_connector.table.row_slice import (
+    BoundSlice,
+    ExpressionType,
+    Partitioning,
+    RowSlice,
+    every_row,
+)
+from dagster_bq_connector.table.slice import (
+    INGESTION_TIME,
+    TableSlice,
+    TimeFilter,
+    find_column,
+    window_of,
+)
+from dagster_bq_connector.write.plain import is_loadable
+from dagster_bq_connector.write.result import Operation
 
 # A batch and the position of its first row, to (id of a target, rows) pairs.
 Split: TypeAlias = Callable[[pa.RecordBatch, int], Iterable[tuple[str, pa.RecordBatch]]]
 Ensure: TypeAlias = Callable[[TableRef, TableOptions | None], EnsuredTable]
+# A table, how it is partitioned and an expression over its columns, to the type of that.
+FindType: TypeAlias = Callable[[TableRef, Partitioning, str], str]
 
 
 @dataclass(frozen=True)
@@ -29,11 +49,13 @@ class Target:
         id: What `Split` calls it.
         ref: The destination of the job.
         key: The partition key that it stands for; empty when the write has no keys.
+        rows: SQL of the rows that a transaction replaces; a load job knows it by the destination.
     """
 
     id: str
     ref: TableRef
     key: str = ""
+    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,19 +66,30 @@ class Targets:
         table: The table; of a sharded layout the prefix of its tables.
         columns: The columns that all targets have.
         targets: One or more destinations.
-        split: Divides rows among them.
+        split: Divides rows among them, and refuses those that belong to none.
+        staged: Whether the rows go to a staging table first, and from there by one transaction;
+            otherwise a load job puts them into the target.
+        slice: What is written of the one target, when that is a slice of its rows.
+        counts: Rows by partition key of the slice, counted by `split`.
     """
 
     table: TableRef
     columns: Sequence[SchemaField]
     targets: Sequence[Target]
     split: Split
+    staged: bool = False
+    slice: BoundSlice | None = None
+    counts: Counter[str] = field(default_factory=Counter[str])
 
 
 def of_table(ref: TableRef, ensure: Ensure, options: TableOptions | None) -> Targets:
     """One table, or one partition of it, takes all rows."""
     table = ensure(ref, options)
-    return Targets(ref, table.columns, [Target("", ref)], lambda batch, _: [("", batch)])
+    if ref.partition:
+        return _of_partition(ref, ref.partition, table)
+    target = Target("", ref, rows=every_row(table.partitioning) or "TRUE")
+    staged = not is_loadable(table.columns)
+    return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
 
 
 def of_slice(slice_: TableSlice, ensure: Ensure, options: TableOptions | None) -> Targets:
@@ -64,19 +97,123 @@ def of_slice(slice_: TableSlice, ensure: Ensure, options: TableOptions | None) -
 
     Raises:
         PartitionError: The windows are no partitions of the table.
+        UnsupportedError: The columns need a transaction, and the partitions take none.
     """
     layout = slice_.options.partitioning if slice_.options else None
     options = options or slice_.options or TableOptions()
     if layout and not options.partitioning:
         options = replace(options, partitioning=layout)
     if slice_.sharded:
-        ids = slice_.partitions(None)
-        columns = _same_columns([ensure(slice_.address(id_), options) for id_ in ids])
-    else:
-        columns = ensure(slice_.table, options).columns
-        ids = slice_.partitions(_column_type(slice_, columns))
+        return _of_shards(slice_, ensure, options)
+    table = ensure(slice_.table, options)
+    ids = slice_.partitions(_column_type(slice_, table.columns))
+    if not is_loadable(table.columns):
+        return _of_rows(_as_rows(slice_, table.columns), table, _no_expressions)
     targets = [Target(id_, slice_.address(id_), key) for id_, key in ids.items()]
-    return Targets(slice_.table, columns, targets, slice_.split)
+    return Targets(slice_.table, table.columns, targets, slice_.split)
+
+
+def of_rows(
+    slice_: RowSlice,
+    ensure: Ensure,
+    options: TableOptions | None,
+    find_type: FindType,
+    operation: Operation,
+) -> Targets:
+    """Some rows of one table. It is created when it is missing.
+
+    Raises:
+        PartitionError: A key does not fit its column, or an expression does not fit the table.
+        UnsupportedError: The filters are windows of the time of ingestion.
+    """
+    filters = [filter_ for _, filters in slice_.parts for filter_ in filters]
+    if any(filter_.column == INGESTION_TIME for filter_ in filters):
+        raise UnsupportedError(
+            f"{slice_.table}: rows are given their time of ingestion by BigQuery, so no filter can "
+            "tell where they go: write whole partitions, or filter by a column."
+        )
+    table = ensure(slice_.table, options or slice_.options)
+    targets = _of_rows(slice_, table, partial(find_type, table.ref, table.partitioning))
+    if operation == "append" and not _needs_sql(targets):
+        return replace(targets, staged=False)
+    return targets
+
+
+def _needs_sql(targets: Targets) -> bool:
+    """Whether rows can be checked, or made what they are, by BigQuery alone."""
+    expressions = targets.slice.expressions if targets.slice else ()
+    return bool(expressions) or not is_loadable(targets.columns)
+
+
+def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionType) -> Targets:
+    bound = slice_.bind(table.columns, table.partitioning, expression_type)
+    target = Target("", slice_.table, rows=bound.sql())
+    counts: Counter[str] = Counter(dict.fromkeys((key for key, _ in slice_.parts), 0))
+    membership = None if bound.expressions else Membership(bound)
+
+    def split(batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if membership is not None:
+            counts.update(membership.count(batch, first))
+        yield "", batch
+
+    return Targets(slice_.table, table.columns, [target], split, True, bound, counts)
+
+
+def _of_partition(ref: TableRef, partition: str, table: EnsuredTable) -> Targets:
+    """One partition by its address. Its rows are checked where its id is a time of a column."""
+    layout, staged = table.partitioning, not is_loadable(table.columns)
+    by_time = layout if isinstance(layout, TimePartitioning) and layout.column else None
+    window = window_of(partition, by_time.granularity) if by_time else None
+    if by_time is None or window is None:
+        if staged:
+            raise UnsupportedError(
+                f"{_unloadable(table.columns)}, and {ref} is no partition that DML can replace: "
+                "write a slice of rows instead."
+            )
+        return Targets(ref, table.columns, [Target("", ref)], lambda batch, _: [("", batch)])
+    windows = ((partition, window),)
+    slice_ = TableSlice(ref.at(None), by_time.column, by_time.granularity, windows)
+    kind = type_name(_partition_column(slice_, table.columns))
+    target = Target("", ref, rows=slice_.filter.sql(kind))
+
+    def split(batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for _, rows in slice_.split(batch, first):
+            yield "", rows
+
+    return Targets(ref, table.columns, [target], split, staged)
+
+
+def _of_shards(slice_: TableSlice, ensure: Ensure, options: TableOptions) -> Targets:
+    ids = slice_.partitions(None)
+    tables = [ensure(slice_.address(id_), options) for id_ in ids]
+    columns = _same_columns(tables)
+    targets = [
+        Target(id_, slice_.address(id_), key, every_row(table.partitioning) or "TRUE")
+        for (id_, key), table in zip(ids.items(), tables, strict=True)
+    ]
+    return Targets(slice_.table, columns, targets, slice_.split, not is_loadable(columns))
+
+
+def _as_rows(slice_: TableSlice, columns: Sequence[SchemaField]) -> RowSlice:
+    if slice_.column is None:
+        raise UnsupportedError(
+            f"{_unloadable(columns)}, and {slice_.table} is partitioned by time of ingestion, "
+            "which needs one: partition it by a column."
+        )
+    column = slice_.column
+    return RowSlice(
+        slice_.table,
+        tuple((key, (TimeFilter(column, (window,), (key,)),)) for key, window in slice_.windows),
+    )
+
+
+def _unloadable(columns: Sequence[SchemaField]) -> str:
+    column = next(column for column in columns if not is_loadable([column]))
+    return f"Column {column.name!r} is {type_name(column)}, which no load job takes from Parquet"
+
+
+def _no_expressions(expression: str) -> str:
+    raise PartitionError(f"{expression!r} is no column.")
 
 
 def _same_columns(tables: Sequence[EnsuredTable]) -> Sequence[SchemaField]:
@@ -95,9 +232,13 @@ def _shape(columns: Sequence[SchemaField]) -> dict[str, object]:
 
 
 def _column_type(slice_: TableSlice, columns: Sequence[SchemaField]) -> pa.DataType | None:
-    if slice_.column is None:
-        return None
-    for column in columns:
-        if column.name.casefold() == slice_.column.casefold():
-            return wire_field(column).type
-    raise PartitionError(f"{slice_.table} has no column {slice_.column!r} to be partitioned by.")
+    return wire_field(_partition_column(slice_, columns)).type if slice_.column else None
+
+
+def _partition_column(slice_: TableSlice, columns: Sequence[SchemaField]) -> SchemaField:
+    column = find_column(columns, slice_.column or "")
+    if column is None:
+        raise PartitionError(
+            f"{slice_.table} has no column {slice_.column!r} to be partitioned by."
+        )
+    return column

@@ -7,9 +7,11 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from google.cloud import bigquery
 
-from dagster_bq_connector import DailyTable, TableOptions, TimePartitioning
+from dagster_bq_connector import DailyTable, TableOptions, TableRef, TimePartitioning
 from dagster_bq_connector.errors import ConfigurationError, InvalidNameError, PartitionError
+from dagster_bq_connector.table.slice import TableSlice, TimeFilter, Window, window_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DATE, DATETIME = pa.date32(), pa.timestamp("us")
@@ -80,12 +82,89 @@ def test_the_literals_of_a_filter_follow_the_column(kind: str, expected: str) ->
     assert daily.for_keys(["2026-08-01", "2026-08-02"]).filter.sql(kind) == expected
 
 
+@pytest.mark.parametrize(
+    ("granularity", "key", "text", "number"),
+    [
+        ("day", "2026-08-01", "'2026-08-01'", "20260801"),
+        ("hour", "2026-08-01-13:00", "'2026-08-01-13:00'", "202608011300"),
+        ("month", "2026-08-01", "'2026-08-01'", "20260801"),
+    ],
+)
+def test_text_holds_the_key_and_a_number_its_digits(
+    granularity: str, key: str, text: str, number: str
+) -> None:
+    daily = DailyTable("d.t", column="c", granularity=granularity)  # type: ignore[arg-type]
+    found = daily.for_keys([key]).filter
+    assert found.sql("STRING") == f"`c` IN ({text})"
+    assert found.sql("INTEGER") == f"`c` IN ({number})"
+    assert found.sql("STRING", "(LOWER(c))") == f"(LOWER(c)) IN ({text})"
+
+
+def test_windows_without_keys_are_no_text() -> None:
+    windows = DailyTable("d.t", column="c").for_keys(["2026-08-01"]).filter.windows
+    with pytest.raises(PartitionError, match="'c' is STRING.*keys of the windows are not known"):
+        TimeFilter("c", windows).sql("STRING")
+    with pytest.raises(PartitionError, match="No window of time"):
+        TimeFilter("c", ()).sql("DATE")
+
+
+def table(layout: TimePartitioning | None, kind: str = "DATE") -> bigquery.Table:
+    found = bigquery.Table("p.d.t", schema=[bigquery.SchemaField("C", kind)])
+    TableOptions(layout).apply(found)
+    return found
+
+
+def test_whole_partitions_of_a_table_as_it_stands() -> None:
+    day = DailyTable("d.t", column="c").for_keys(["2026-08-01"])
+    assert day.is_partitions_of(table(TimePartitioning("c")))
+    for other in (None, TimePartitioning(), TimePartitioning("c", "hour"), TimePartitioning("x")):
+        assert not day.is_partitions_of(table(other))
+    ingested = DailyTable("d.t").for_keys(["2026-08-01"])
+    assert ingested.is_partitions_of(table(TimePartitioning()))
+    sharded = DailyTable("d.t", column="c", layout="sharded").for_keys(["2026-08-01"])
+    assert not sharded.is_partitions_of(table(TimePartitioning("c")))
+    berlin = DailyTable("d.t", column="c", timezone="Europe/Berlin").for_keys(["2026-08-01"])
+    assert berlin.is_partitions_of(table(TimePartitioning("c"), "DATETIME"))
+    assert not berlin.is_partitions_of(table(TimePartitioning("c"), "TIMESTAMP"))
+
+
+def test_a_week_is_no_partition() -> None:
+    monday = dt.datetime(2026, 8, 3, tzinfo=BERLIN)
+    week = Window(monday, monday + dt.timedelta(days=7))
+    slice_ = TableSlice(TableRef("d", "t"), "c", "day", (("2026-08-03", week),))
+    assert not slice_.is_partitions_of(table(TimePartitioning("c")))
+    with pytest.raises(PartitionError, match="'2026-08-03' of d.t .* is not one day: use the part"):
+        slice_.partitions(DATE)
+
+
+@pytest.mark.parametrize(
+    ("id_", "granularity", "start", "end"),
+    [
+        ("2026080113", "hour", (2026, 8, 1, 13), (2026, 8, 1, 14)),
+        ("20261231", "day", (2026, 12, 31), (2027, 1, 1)),
+        ("202612", "month", (2026, 12, 1), (2027, 1, 1)),
+        ("2028", "year", (2028, 1, 1), (2029, 1, 1)),
+    ],
+)
+def test_the_time_of_a_partition_id(
+    id_: str, granularity: Any, start: tuple[int, ...], end: tuple[int, ...]
+) -> None:
+    window = window_of(id_, granularity)
+    utc = ZoneInfo("UTC")
+    assert window == Window(dt.datetime(*start, tzinfo=utc), dt.datetime(*end, tzinfo=utc))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("id_", ["__NULL__", "__UNPARTITIONED__", "12", "20261301", "2026080113"])
+def test_an_id_that_is_no_day(id_: str) -> None:
+    assert window_of(id_, "day") is None
+
+
 def test_a_filter_of_days_apart_and_of_a_column_that_is_no_time() -> None:
     daily = DailyTable("d.t", column="c")
     both = daily.for_keys(["2026-08-01", "2026-08-05"]).filter
     assert both.sql("DATE").count("OR") == 1
-    with pytest.raises(PartitionError, match="'c' is STRING"):
-        both.sql("STRING")
+    with pytest.raises(PartitionError, match="'c' is FLOAT"):
+        both.sql("FLOAT")
     hourly = DailyTable("d.t", column="c", granularity="hour").for_keys(["2026-08-01-13:00"])
     with pytest.raises(PartitionError, match="'c' is a DATE"):
         hourly.filter.sql("DATE")
