@@ -1,4 +1,4 @@
-"""Casts of Arrow columns that lose nothing. A row that cannot be cast is noted, not lost."""
+"""Casts of Arrow columns to what travels. A row that would lose something fails, and no other."""
 
 from __future__ import annotations
 
@@ -9,125 +9,96 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from dagster_bq_connector.errors import FailedRow
+from dagster_bq_connector.schema.arrow import element_type, extension, is_list
+from dagster_bq_connector.schema.exact import cast_flat
+from dagster_bq_connector.schema.place import Numbers, Place
 
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_EXACT_FLOAT = 2**53  # integers beyond have no float64 of their own
 _compute: Any = pc  # its stubs know a part of what it takes
 
 
-def cast_rows(
-    array: pa.Array[Any], field: pa.Field[Any], failed: dict[int, FailedRow]
-) -> pa.Array[Any]:
-    """Cast a column.
+def cast_array(array: pa.Array[Any], kind: pa.DataType, place: Place) -> pa.Array[Any]:
+    """Cast values to a wire type, columnar, however they are nested or encoded.
 
     Args:
         array: The values.
-        field: What they become.
-        failed: Takes the rows that cannot be cast, by their position; they become null.
+        kind: What they become. Structs are matched by the names of their fields, without case;
+            fields that are missing become null.
+        place: Takes the rows that cannot be cast. What their values become means nothing.
+
+    Returns:
+        The very same array when nothing had to change. A list is never null in it: BigQuery has
+        no null arrays, so those become empty ones.
     """
-    lossy = _lossy(array, field.type)
-    if lossy is not None and lossy.true_count:
-        for index in np.flatnonzero(lossy.to_numpy(zero_copy_only=False)).tolist():
-            value = array.slice(index, 1).cast(pa.string())[0].as_py()
-            reason = f"{value} does not fit {field.type} without loss"
-            failed.setdefault(index, FailedRow(index, reason, field.name))
-        array = _compute.if_else(lossy, pa.scalar(None, array.type), array)
-    try:
-        return _cast(array, field.type)
-    except pa.ArrowInvalid:
-        return _cast_piecewise(array, field, failed)
+    if at.is_null(array.type):
+        return nulls(len(array), kind)
+    if isinstance(array, pa.DictionaryArray):
+        indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return _cast_entries(array.dictionary, indices.astype(np.int64), kind, place)
+    if isinstance(array, pa.RunEndEncodedArray):
+        ends = array.run_ends.to_numpy(zero_copy_only=False)
+        rows = np.arange(array.offset, array.offset + len(array))
+        return _cast_entries(array.values, np.searchsorted(ends, rows, side="right"), kind, place)
+    if extension(array.type) == "arrow.json":
+        return cast_array(array.storage, kind, place)
+    if isinstance(kind, pa.ListType):
+        return _cast_list(array, kind, place)
+    if isinstance(kind, pa.StructType) and isinstance(array, pa.StructArray):
+        return _cast_struct(array, kind, place)
+    return cast_flat(array, kind, place)
 
 
 def nulls(count: int, kind: pa.DataType) -> pa.Array[Any]:
     """`count` nulls; empty lists where there are no null ones."""
-    return _cast(pa.nulls(count), kind)
-
-
-def _lossy(array: pa.Array[Any], kind: pa.DataType) -> Any:
-    """Where the cast would lose something, for the casts that do so often; None for others."""
-    given: Any = array.type
-    wanted: Any = kind
-    if isinstance(kind, pa.TimestampType) and isinstance(given, pa.TimestampType):
-        divisor = _PER_SECOND[given.unit] // _PER_SECOND[kind.unit]
-        if divisor > 1:
-            whole = array.cast(pa.int64())
-            coarse = _compute.multiply(_compute.divide(whole, divisor), divisor)
-            return _compute.fill_null(_compute.not_equal(coarse, whole), False)
-    if at.is_decimal(kind) and at.is_decimal(given) and given.scale > wanted.scale:
-        # Towards zero, since a carry may need a digit that there is no room for.
-        rounded = _compute.round(array, ndigits=wanted.scale, round_mode="towards_zero")
-        return _compute.fill_null(_compute.not_equal(rounded, array), False)
-    if at.is_uint64(given) and kind == pa.int64():
-        return _compute.fill_null(_compute.greater(array, pa.scalar(2**63 - 1, pa.uint64())), False)
-    if kind == pa.float64() and at.is_integer(given) and given.bit_width == 64:
-        wide = array.cast(pa.decimal128(20, 0))
-        beyond = _compute.greater(_compute.abs(wide), _EXACT_FLOAT)
-        return _compute.fill_null(beyond, False)
-    return None
-
-
-def _cast_piecewise(
-    array: pa.Array[Any], field: pa.Field[Any], failed: dict[int, FailedRow]
-) -> pa.Array[Any]:
-    """Halve until only the bad rows are left: for what is rare, and nested."""
-    parts: list[pa.Array[Any]] = []
-    todo = [(0, len(array))]
-    while todo:
-        start, stop = todo.pop()
-        try:
-            parts.append(_cast(array.slice(start, stop - start), field.type))
-        except pa.ArrowInvalid as error:
-            if stop - start > 1:
-                middle = (start + stop) // 2
-                todo += [(middle, stop), (start, middle)]
-                continue
-            reason = f"the value does not fit: {str(error).splitlines()[0]}"
-            failed.setdefault(start, FailedRow(start, reason, field.name))
-            parts.append(nulls(1, field.type))
-    return pa.concat_arrays(parts)
-
-
-def _cast(array: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """Cast without loss.
-
-    Raises:
-        pa.ArrowInvalid: A value does not fit.
-    """
-    if isinstance(array, pa.ExtensionArray):
-        return _cast(array.storage, kind)
-    if isinstance(array, pa.DictionaryArray):
-        return _cast(array.dictionary, kind).take(array.indices)
     if isinstance(kind, pa.ListType):
-        return _cast_list(array, kind)
-    if isinstance(kind, pa.StructType) and isinstance(array, pa.StructArray):
-        return _cast_struct(array, kind)
-    if at.is_decimal(kind) and at.is_integer(array.type):
-        array = array.cast(pa.decimal128(20, 0))  # pyarrow asks for room for any 64-bit integer
-    return array if array.type == kind else array.cast(kind)
+        offsets = pa.array(np.zeros(count + 1, dtype=np.int32))
+        return pa.ListArray.from_arrays(offsets, nulls(0, kind.value_type), type=kind)
+    if isinstance(kind, pa.StructType):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        children = [nulls(count, field.type) for field in fields]
+        mask = pa.array(np.ones(count, dtype=bool))
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    return pa.nulls(count, kind)
 
 
-def _cast_list(array: Any, kind: pa.ListType[Any]) -> pa.Array[Any]:
-    """A list that is null travels as an empty one: BigQuery has no null arrays."""
-    if at.is_null(array.type):
-        lengths = np.zeros(len(array), dtype=np.int32)
-        values: Any = nulls(0, kind.value_type)
-    else:
-        # The array types' own cast of list views is wrong; their lengths and values are right.
-        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        values = _cast(array.flatten(), kind.value_type)
+def _cast_entries(
+    entries: Any, indices: Numbers, kind: pa.DataType, place: Place
+) -> pa.Array[Any]:
+    """Values that stand once, however often they are used: cast first, then taken."""
+    cast = cast_array(entries, kind, place.entries(indices))
+    taken = cast.take(pa.array(indices, pa.int64(), mask=indices < 0))
+    if at.is_nested(kind) and (indices < 0).any():  # no list may be null
+        return cast_array(taken, kind, place)
+    return taken
+
+
+def _cast_list(array: Any, kind: pa.ListType[Any], place: Place) -> pa.Array[Any]:
+    if at.is_map(array.type):
+        array = array.cast(pa.list_(element_type(array.type)))
+    elements = array.flatten()
+    values = cast_array(elements, kind.value_type, place.elements(array))
+    if values is elements and array.type == kind and not array.null_count:
+        return array
+    # The array types' own cast of list views is wrong; their lengths and values are right.
+    lengths = _compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind)
 
 
-def _cast_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array[Any]:
+def _cast_struct(array: Any, kind: pa.StructType, place: Place) -> pa.Array[Any]:
     given = {array.type.field(i).name.casefold(): i for i in range(array.type.num_fields)}
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    flat = array.flatten()  # null where the struct is: what stands below a null is no value
     children: list[pa.Array[Any]] = []
-    fields = [kind.field(i) for i in range(kind.num_fields)]
     for field in fields:
         index = given.get(field.name.casefold())
-        missing = index is None
-        child = nulls(len(array), field.type) if missing else _cast(array.field(index), field.type)
-        children.append(child)
-    return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+        children.append(
+            nulls(len(array), field.type)
+            if index is None
+            else cast_array(flat[index], field.type, place.field(field.name))
+        )
+    same = all(child is other for child, other in zip(children, flat, strict=False))
+    if same and array.type == kind:
+        return array
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=fields, mask=mask)

@@ -11,9 +11,13 @@ import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector.errors import FailedRow, SchemaError
-from dagster_bq_connector.schema.cast import cast_rows, nulls
-from dagster_bq_connector.schema.limits import problems
-from dagster_bq_connector.schema.types import mismatches, refuse_twins, wire_field
+from dagster_bq_connector.schema.cast import cast_array, nulls
+from dagster_bq_connector.schema.data import written_before
+from dagster_bq_connector.schema.fit import mismatches
+from dagster_bq_connector.schema.limits import check_values
+from dagster_bq_connector.schema.names import refuse_twins
+from dagster_bq_connector.schema.place import Place
+from dagster_bq_connector.schema.types import wire_field
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Conformer:
         self._columns = [known[name.casefold()] for name in schema.names]
         self._added = [c for c in columns if c.name.casefold() not in given] if complete else []
         self._checked: list[pa.Schema] = []
+        self._seen = 0  # rows of the batches so far
         self._check(schema)
         self._taken = [wire_field(column) for column in self._columns]
         self.schema = pa.schema([*self._taken, *map(wire_field, self._added)])
@@ -81,13 +86,13 @@ class Conformer:
             SchemaError: The batch has types that cannot be cast without loss.
         """
         self._check(batch.schema)
+        self._seen += batch.num_rows
         failed: dict[int, FailedRow] = {}
         arrays: list[pa.Array[Any]] = []
         for name, field, column in zip(self._names, self._taken, self._columns, strict=True):
-            array = cast_rows(batch.column(name), field, failed)
-            for rows, reason in problems(array, column):
-                for row in rows.tolist():
-                    failed.setdefault(row, FailedRow(row, reason, column.name))
+            place = Place(column.name, failed)
+            array = cast_array(batch.column(name), field.type, place)
+            check_values(array, column, place)
             arrays.append(array)
         arrays += [nulls(batch.num_rows, wire_field(column).type) for column in self._added]
         if not failed:
@@ -110,5 +115,7 @@ class Conformer:
             for problem in mismatches(schema.field(name).type, column, column.name)
         ]
         if found:
-            raise SchemaError("The data does not fit the table: " + "; ".join(found) + ".")
+            raise SchemaError(
+                f"The data does not fit the table: {'; '.join(found)}.{written_before(self._seen)}"
+            )
         self._checked.append(schema)

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_bq_connector.errors import SchemaError
+from dagster_bq_connector.schema.arrow import is_bytes, is_string
+from dagster_bq_connector.schema.frames import (
+    CONVERSION_ERRORS,
+    frame_package,
+    from_pandas,
+    from_polars,
+)
 
 # An Arrow table, batch or reader; a Polars (lazy) or pandas frame; whatever has the Arrow C stream
 # interface; or an iterable of any of them. Written out it would need every one of those packages.
@@ -58,16 +66,16 @@ def _open(data: Data) -> Batches:
     if isinstance(data, pa.Table):
         return Batches(data.schema, iter(data.to_batches()))
     try:
-        if (name := _frame(data)) == "pandas":
-            return _open(_from_pandas(data))
-        if name == "polars":
-            return _open(_from_polars(data))
+        if (package := frame_package(data)) == "pandas":
+            return _open(from_pandas(data))
+        if package == "polars":
+            return Batches(*from_polars(data))
         schema = getattr(data, "schema", None)
         if isinstance(schema, pa.Schema) and isinstance(data, Iterable):
             return Batches(schema, iter(data))  # rows of a read, too: their errors keep their type
         if hasattr(data, "__arrow_c_stream__"):
             return _open(pa.RecordBatchReader.from_stream(data))
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    except CONVERSION_ERRORS as error:
         raise SchemaError(f"{type(data).__name__} cannot be read as Arrow: {error}") from error
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):
         return _chain(iter(data))
@@ -77,37 +85,23 @@ def _open(data: Data) -> Batches:
     )
 
 
-def _frame(data: object) -> str | None:
-    """`pandas` or `polars` for a frame of theirs, without importing either."""
-    for kind in type(data).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package in ("pandas", "polars") and kind.__name__ in ("DataFrame", "LazyFrame"):
-            return package
-    return None
-
-
-def _from_pandas(frame: Any) -> pa.Table:
-    if all(name is not None for name in frame.index.names):
-        frame = frame.reset_index()
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    return table.replace_schema_metadata(None)
-
-
-def _from_polars(frame: Any) -> pa.RecordBatchReader:
-    frame = frame.lazy().collect()
-    for name, kind in frame.schema.items():
-        if str(kind).startswith("Object"):
-            raise SchemaError(
-                f"Column {name!r} holds Python objects: cast it to a type that Arrow has."
-            )
-    return pa.RecordBatchReader.from_stream(frame)
-
-
 def _cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        rows = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
+        size = batch.nbytes + sum(map(_decoded_bytes, batch.columns))
+        rows = max(1, batch.num_rows * PIECE_BYTES // max(1, size))
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
+
+
+def _decoded_bytes(column: Any) -> int:
+    """What the texts of a dictionary take where each stands in its row."""
+    if not isinstance(column, pa.DictionaryArray):
+        return 0
+    kind = column.type.value_type
+    if is_string(kind) or is_bytes(kind):
+        lengths = pc.binary_length(column.dictionary.cast(pa.large_binary()))
+        return int(pc.sum(lengths.take(column.indices)).as_py() or 0)
+    return 0
 
 
 def _chain(pieces: Iterator[Data]) -> Batches:
@@ -121,17 +115,33 @@ def _chain(pieces: Iterator[Data]) -> Batches:
             f"The iterable holds {type(first).__name__} objects: pass Arrow batches or frames."
         )
     opened = _open(first)
-    names = opened.schema.names
 
     def batches() -> Iterator[pa.RecordBatch]:
-        yield from opened.batches
-        for number, piece in zip(itertools.count(2), pieces, strict=False):
-            following = _open(piece)
-            if set(following.schema.names) != set(names):
-                raise SchemaError(
-                    f"Piece {number} of the data has the columns {following.schema.names}, the "
-                    f"first one has {names}."
-                )
-            yield from following.batches
+        rows, following = 0, opened
+        for number in itertools.count(2):
+            for batch in following.batches:
+                rows += batch.num_rows
+                yield batch
+            if (piece := next(pieces, None)) is None:
+                return
+            following = _open_next(piece, opened.schema.names, number, rows)
 
     return Batches(opened.schema, batches())
+
+
+def _open_next(piece: Data, names: list[str], number: int, rows: int) -> Batches:
+    try:
+        opened = _open(piece)
+    except SchemaError as error:
+        raise SchemaError(f"Piece {number} of the data: {error}{written_before(rows)}") from error
+    if set(opened.schema.names) != set(names):
+        raise SchemaError(
+            f"Piece {number} of the data has the columns {opened.schema.names}, the first one has "
+            f"{names}.{written_before(rows)}"
+        )
+    return opened
+
+
+def written_before(rows: int) -> str:
+    """What to add to an error that comes after `rows` rows of the same data."""
+    return f" The {rows} rows before it may have been written already." if rows else ""

@@ -1,0 +1,125 @@
+"""Polars and pandas frames as Arrow, without importing either."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from dagster_bq_connector.errors import SchemaError
+
+# What Arrow's conversions raise for values and types that it does not know.
+CONVERSION_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
+
+
+def frame_package(data: object) -> str | None:
+    """`pandas` or `polars` for a frame of theirs."""
+    for kind in type(data).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in ("pandas", "polars") and kind.__name__ in ("DataFrame", "LazyFrame"):
+            return package
+    return None
+
+
+def from_pandas(frame: Any) -> pa.Table:
+    """A pandas frame, whose index is a column when it has a name.
+
+    Raises:
+        SchemaError: A column has values that are of no one type of Arrow.
+    """
+    if all(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except CONVERSION_ERRORS as error:
+        raise _blame(frame, error) from error
+    for position, name in enumerate(table.schema.names):
+        _refuse_unlike(frame.iloc[:, position], table.column(position).type, name)
+    return table.replace_schema_metadata(None)
+
+
+def _blame(frame: Any, error: Exception) -> SchemaError:
+    """Name the column, and the row, that Arrow could not read."""
+    for position, name in enumerate(frame.columns):
+        series = frame.iloc[:, position]
+        if (problem := _problem(series)) is None:
+            continue
+        good, bad = 0, len(series)
+        while bad - good > 1:  # the first `good` values convert, the first `bad` ones do not
+            middle = (good + bad) // 2
+            if (shorter := _problem(series.iloc[:middle])) is None:
+                good = middle
+            else:
+                bad, problem = middle, shorter
+        return _mixed(name, bad - 1, series.iloc[bad - 1], str(problem))
+    return SchemaError(f"The pandas frame cannot be read as Arrow: {error}.")
+
+
+def _problem(series: Any) -> Exception | None:
+    try:
+        pa.array(series, from_pandas=True)
+    except CONVERSION_ERRORS as error:
+        return error
+    return None
+
+
+def _mixed(name: object, row: int, value: object, problem: str) -> SchemaError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:60] + "…"
+    return SchemaError(
+        f"Column {str(name)!r} cannot be read as Arrow at row {row}, where it holds {shown}: "
+        f"{problem.splitlines()[0]}. Give the column values of one type that Arrow has, or make "
+        "this one null."
+    )
+
+
+def _refuse_unlike(series: Any, kind: pa.DataType, name: str) -> None:
+    """Python's dates and times of two kinds in one column: Arrow would make one of them."""
+    if series.dtype != object or not (at.is_date(kind) or at.is_timestamp(kind)):
+        return
+    first: tuple[type, bool] | None = None
+    for row, (value, missing) in enumerate(zip(series, series.isna(), strict=True)):
+        if missing:
+            continue
+        is_moment = isinstance(value, dt.datetime)
+        found = (dt.datetime if is_moment else dt.date, is_moment and value.tzinfo is not None)
+        if first is None:
+            first = found
+        elif found != first:
+            problem = "dates, moments and moments with a time zone do not mix"
+            raise _mixed(name, row, value, problem)
+
+
+def from_polars(frame: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """A Polars frame. A lazy one is collected batch by batch, where its Polars can.
+
+    Raises:
+        SchemaError: A column has a type that Arrow has not.
+    """
+    if not hasattr(frame, "collect_schema") or hasattr(frame, "height"):
+        return _polars_schema(frame), iter(pa.RecordBatchReader.from_stream(frame))
+    schema = _polars_schema(frame.collect_schema().to_frame())
+    if hasattr(frame, "collect_batches"):  # since Polars 1.35
+        pieces = frame.collect_batches(maintain_order=True, lazy=True)
+    else:
+        pieces = iter([frame.collect()])
+    return schema, (batch for piece in pieces for batch in pa.RecordBatchReader.from_stream(piece))
+
+
+def _polars_schema(frame: Any) -> pa.Schema:
+    for name, kind in frame.schema.items():
+        if str(kind).startswith("Object"):  # they would travel as addresses
+            raise SchemaError(
+                f"Column {name!r} holds Python objects: cast it to a type that Arrow has."
+            )
+        try:
+            _ = pa.RecordBatchReader.from_stream(frame.head(0).select(name)).schema
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"Column {name!r} has the Polars type {kind}, which Arrow has not: cast it, as to "
+                "Int64 or to Decimal(38, 0)."
+            ) from error
+    return pa.RecordBatchReader.from_stream(frame.head(0)).schema
