@@ -14,10 +14,11 @@ from typing import Any
 
 import duckdb
 import grpc
+import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 from sqlglot import exp
 
-from dagster_bq_connector.local import cdc
+from dagster_bq_connector.local import arrow_rows, cdc
 from dagster_bq_connector.local.faults import INVALID, StorageFault
 from dagster_bq_connector.local.partitions import split
 from dagster_bq_connector.local.upstream import (
@@ -75,7 +76,7 @@ def create_session(request: types.CreateReadSessionRequest) -> types.ReadSession
     pin = _pinned(request, table)
     token = _pin.set(pin)
     try:
-        return _create(request)
+        return _marked(_create(request), table)
     except (BigQueryError, duckdb.Error) as error:
         travels = pin is not None and pin.text("kind") == "TIMESTAMP"
         absent = "snapshot" in str(error) or errors.from_exception(error).reason == "notFound"
@@ -86,6 +87,15 @@ def create_session(request: types.CreateReadSessionRequest) -> types.ReadSession
         raise
     finally:
         _pin.reset(token)
+
+
+def _marked(session: types.ReadSession, table: Reference) -> types.ReadSession:
+    """The session, whose Arrow schema says which text is JSON and which struct a RANGE."""
+    if serialized := session.arrow_schema.serialized_schema:
+        schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+        schema = arrow_rows.marked(schema, tables.columns(*table))
+        session.arrow_schema = types.ArrowSchema(serialized_schema=schema.serialize().to_pybytes())
+    return session
 
 
 def refusing_streamed(create: Callable[..., types.ReadSession]) -> Callable[..., types.ReadSession]:

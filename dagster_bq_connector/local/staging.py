@@ -12,7 +12,10 @@ from collections.abc import Collection, Generator
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 
+from dagster_bq_connector.local import arrow_rows
 from dagster_bq_connector.local.upstream import Reference, database, tables, write
 
 OFFSET = "_stage_offset"
@@ -86,18 +89,30 @@ class Stage:
                 f"ALTER TABLE {self.name} ALTER COLUMN {database.quote(name)} SET NOT NULL"
             )
 
-    def insert(self, rows: list[Row], start: int = 0) -> list[Row]:
+    def insert(self, rows: list[Row] | pa.RecordBatch, start: int = 0) -> list[Row]:
         """Add all the rows, the first at offset `start`, or none.
 
         Returns:
             The row errors, as insertAll gives them.
         """
         self._follow_target()
+        if isinstance(rows, pa.RecordBatch):
+            return self._insert_batch(rows, start)
         numbered = [row | {OFFSET: start + index} for index, row in enumerate(rows)]
         try:
             errors = write._insert(self, numbered)
         except duckdb.Error as error:
             errors = [{"index": 0, "errors": [{"message": str(error)}]}]
+        if errors:
+            self.discard(start)
+        return errors
+
+    def _insert_batch(self, batch: pa.RecordBatch, start: int) -> list[Row]:
+        # Of numpy: from a range pyarrow would look for pandas, which the server hides.
+        numbers = pa.array(np.arange(start, start + len(batch)))
+        numbered = batch.append_column(OFFSET, numbers)
+        fields = tables.columns(*self.target)
+        errors = arrow_rows.insert(self.name, fields, numbered, OFFSET)
         if errors:
             self.discard(start)
         return errors

@@ -19,7 +19,7 @@ import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 from google.protobuf.message import DecodeError
 
-from dagster_bq_connector.local import cdc
+from dagster_bq_connector.local import arrow_rows, cdc
 from dagster_bq_connector.local.faults import INVALID, Code, StorageFault
 from dagster_bq_connector.local.staging import Row, Stage, identity, transaction
 from dagster_bq_connector.local.upstream import Reference, database, read, server, tables, write
@@ -72,7 +72,7 @@ class Stream:
             code = grpc.StatusCode.NOT_FOUND
             raise StorageFault(code, text, Code.STREAM_NOT_FOUND, self.name)
 
-    def take(self, rows: list[Row]) -> list[Row]:
+    def take(self, rows: list[Row] | pa.RecordBatch) -> list[Row]:
         """Accept all the rows or none. Returns the row errors."""
         stage = self._open_stage()
         if errors := stage.insert(rows, start=self.count):
@@ -133,7 +133,7 @@ class Connection:
     def __init__(self):
         self._name = ""
         self._is_cdc = False
-        self._decode: Callable[[Any, Any], list[Row]] | None = None
+        self._decode: Callable[[Any, Any], Any] | None = None
 
     def answer(self, request: types.AppendRowsRequest) -> types.AppendRowsResponse:
         size = types.AppendRowsRequest.pb(request).ByteSize()
@@ -161,7 +161,7 @@ class Connection:
         )
         return response
 
-    def _rows(self, request: types.AppendRowsRequest, stream: Stream) -> list[Row]:
+    def _rows(self, request: types.AppendRowsRequest, stream: Stream) -> Any:
         interpretations = dict(request.missing_value_interpretations).values()
         if DEFAULT_VALUE in (request.default_missing_value_interpretation, *interpretations):
             text = "Missing values are NULL here: DEFAULT_VALUE is not supported."
@@ -195,7 +195,7 @@ class Connection:
                 f"extra fields: '{','.join(extra)}'."
             )
             raise StorageFault(INVALID, text, Code.SCHEMA_MISMATCH_EXTRA_FIELDS, stream.name)
-        self._decode = write._decoder(request)
+        self._decode = arrow_rows.decoder(request) or write._decoder(request)
 
 
 def _check_offset(request: types.AppendRowsRequest, stream: Stream) -> None:

@@ -250,7 +250,7 @@ def test_bad_rows_are_named_and_the_others_are_written(
         stream_writer.append(rows, f"{dataset}.t")
     failed = {row.index: (row.column, row.reason) for row in caught.value.rows}
     assert set(failed) == {1, 2, 3}
-    assert failed[1] == ("id", "null in 'id', which is REQUIRED")
+    assert failed[1] == ("id", "null in 'id', which is REQUIRED: give it a value")
     assert failed[2][0] == "n"
     assert failed[3][0] == "id"
     assert caught.value.written == 1
