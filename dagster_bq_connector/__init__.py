@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dagster_bq_connector.errors import (
         FailedRowsError as FailedRowsError,
     )
+    from dagster_bq_connector.io_manager import BigQueryIOManager as BigQueryIOManager
     from dagster_bq_connector.partitions import DailyTable as DailyTable
     from dagster_bq_connector.resources import (
         BigQueryReader as BigQueryReader,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BigQueryIOManager": "io_manager",
     "BigQueryReader": "resources",
     "BigQueryResource": "resources",
     "BigQueryWriter": "writers",

@@ -63,16 +63,24 @@ class MaterializedWrite(WriteResult):
             arguments: Further arguments of `dg.MaterializeResult`; `metadata` among them is added
                 to the standard one.
         """
+        self.report_partitions(arguments.get("asset_key"))
+        metadata = self.to_metadata() | dict(arguments.pop("metadata", None) or {})
+        return dg.MaterializeResult[Any](metadata=metadata, **arguments)
+
+    def report_partitions(self, asset_key: Any = None) -> None:
+        """Give each of several partitions of the run its own row count.
+
+        Args:
+            asset_key: The asset, when the run's step has several.
+        """
         context = run_context()
         if len(self.partitions) > 1 and isinstance(context, dg.AssetExecutionContext):
             for key, rows in self.partitions.items():
                 context.add_asset_metadata(
                     {"dagster/partition_row_count": rows, "dagster_bq/rows": rows},
-                    asset_key=arguments.get("asset_key"),
+                    asset_key=asset_key,
                     partition_key=key,
                 )
-        metadata = self.to_metadata() | dict(arguments.pop("metadata", None) or {})
-        return dg.MaterializeResult[Any](metadata=metadata, **arguments)
 
 
 def table_schema(columns: Any) -> dg.TableSchema:

@@ -1,7 +1,7 @@
 """The writers: one abstract resource, and one class for each write method."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 import dagster_gcp
@@ -34,6 +34,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     """
 
     model_config = STRICT
+    replaces: ClassVar[bool] = True  # whether `replace` is one of the things it can do
 
     bigquery: dg.ResourceDependency[dagster_gcp.BigQueryResource]
     create_table: bool = Field(
@@ -132,6 +133,8 @@ class DefaultStreamWriter(BigQueryWriter):
     At least once: a retry after a lost acknowledgement can write rows twice. Rows are visible as
     soon as they are acknowledged. When rows fail, all the others are written.
     """
+
+    replaces: ClassVar[bool] = False
 
     def _append(
         self, connected: Connected, data: Data, table: Destination, options: TableOptions | None

@@ -1,4 +1,8 @@
-"""What the tests share: one local BigQuery a worker, and names that no other test has."""
+"""What the tests share: a BigQuery, and names that no other test has.
+
+It is a local BigQuery of each worker. With BQ_TEST_PROJECT, BQ_TEST_DATASET and BQ_TEST_BUCKET set,
+tests/local runs unchanged on that project instead (`make test-gcp`).
+"""
 
 import os
 import uuid
@@ -17,7 +21,44 @@ from dagster_bq_connector import (
 from dagster_bq_connector.local import LocalBigQuery
 from support.fake_storage import FakeStorage
 
-BUCKET = "staging"
+# A real project, its bucket, and what the names of the tests' datasets begin with.
+NEEDED = ("BQ_TEST_PROJECT", "BQ_TEST_DATASET", "BQ_TEST_BUCKET")
+ON_SERVICE = all(os.environ.get(name) for name in NEEDED)
+BUCKET = os.environ["BQ_TEST_BUCKET"] if ON_SERVICE else "staging"
+PREFIX = os.environ["BQ_TEST_DATASET"] if ON_SERVICE else "test"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip on the service what cannot hold there; its marker says why."""
+    for item in items:
+        if ON_SERVICE and (marker := item.get_closest_marker("local_only")):
+            item.add_marker(pytest.mark.skip(reason=marker.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what the IO manager was shown to do: partitions x form of rows x layout of the table."""
+    grid: dict[str, dict[tuple[str, str], str]] = {}
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            _, found, cell = report.nodeid.partition("test_io_manager_grid.py::test_grid[")
+            if found and (report.when == "call" or outcome != "passed"):
+                kind, form, layout = cell.removesuffix("]").split("-")
+                grid.setdefault(kind, {})[form, layout] = "ok" if outcome == "passed" else "FAILED"
+    if not grid:
+        return
+    layouts = list(dict.fromkeys(layout for cells in grid.values() for _, layout in cells))
+    terminalreporter.section("the IO manager: partitions x layout of the table: forms of rows")
+    terminalreporter.write_line(f"{'':10}" + "".join(f"{layout:30}" for layout in sorted(layouts)))
+    for kind, cells in sorted(grid.items()):
+        texts = [
+            " ".join(
+                form if text == "ok" else f"{text}:{form}"
+                for (form, layout), text in sorted(cells.items())
+                if layout == column
+            )
+            for column in sorted(layouts)
+        ]
+        terminalreporter.write_line(f"{kind:10}" + "".join(f"{text:30}" for text in texts))
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +69,15 @@ def local() -> Iterator[LocalBigQuery]:
 
 
 @pytest.fixture(scope="session")
-def fields(local: LocalBigQuery) -> dict[str, Any]:
+def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The fields of a resource that is connected to it, whatever the environment says.
 
     A resource with other fields is made anew from these: Dagster does not see `model_copy`.
     """
-    environment = local.environment
+    if ON_SERVICE:
+        location = os.environ.get("BQ_TEST_LOCATION", "US")
+        return {"project": os.environ["BQ_TEST_PROJECT"], "location": location}
+    environment = request.getfixturevalue("local").environment
     return {
         "project": environment["GOOGLE_CLOUD_PROJECT"],
         "location": "US",
@@ -47,8 +91,9 @@ def fields(local: LocalBigQuery) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def bigquery(fields: dict[str, Any]) -> BigQueryResource:
     resource = BigQueryResource(**fields)
-    connected = resource.connect()
-    connected.clients.cloud_storage(connected.project).create_bucket(BUCKET)
+    if not ON_SERVICE:
+        connected = resource.connect()
+        connected.clients.cloud_storage(connected.project).create_bucket(BUCKET)
     return resource
 
 
@@ -67,12 +112,14 @@ def channel(storage: FakeStorage) -> Iterator[grpc.Channel]:
 
 
 @pytest.fixture
-def dataset(bigquery: BigQueryResource) -> str:
+def dataset(bigquery: BigQueryResource) -> Iterator[str]:
     """A dataset that only this test knows."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
+    name = f"{PREFIX}_{uuid.uuid4().hex[:12]}"
     with bigquery.get_client() as client:
         client.create_dataset(name)
-    return name
+        yield name
+        if ON_SERVICE:
+            client.delete_dataset(name, delete_contents=True, not_found_ok=True)
 
 
 @pytest.fixture
@@ -87,12 +134,14 @@ def stream_writer(bigquery: BigQueryResource) -> DefaultStreamWriter:
 
 @pytest.fixture
 def load_writer(bigquery: BigQueryResource) -> FileLoadsWriter:
-    return FileLoadsWriter(bigquery=bigquery, staging=f"gs://{BUCKET}/files")
+    return FileLoadsWriter(bigquery=bigquery, staging=f"gs://{BUCKET}/dagster-bq-tests")
 
 
 @pytest.fixture(autouse=True)
 def _no_emulator_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that wants the emulators' variables sets them itself."""
+    if ON_SERVICE:
+        return
     for name in list(os.environ):
         if name.endswith("EMULATOR_HOST") or name in ("GOOGLE_CLOUD_PROJECT", "DAGSTER_HOME"):
             monkeypatch.delenv(name)

@@ -66,7 +66,7 @@ def _open(data: Data) -> Batches:
     if isinstance(data, pa.Table):
         return Batches(data.schema, iter(data.to_batches()))
     try:
-        if (package := frame_package(data)) == "pandas":
+        if (package := frame_package(type(data))) == "pandas":
             return _open(from_pandas(data))
         if package == "polars":
             return Batches(*from_polars(data))

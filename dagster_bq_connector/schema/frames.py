@@ -15,11 +15,11 @@ from dagster_bq_connector.errors import SchemaError
 CONVERSION_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
-def frame_package(data: object) -> str | None:
-    """`pandas` or `polars` for a frame of theirs."""
-    for kind in type(data).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package in ("pandas", "polars") and kind.__name__ in ("DataFrame", "LazyFrame"):
+def frame_package(kind: type) -> str | None:
+    """`pandas` or `polars` for the type of a frame of theirs."""
+    for base in kind.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in ("pandas", "polars") and base.__name__ in ("DataFrame", "LazyFrame"):
             return package
     return None
 
