@@ -163,7 +163,9 @@ def _sent(x: str, kind: Any, names: Iterator[int]) -> str:
         packed = f'struct_pack("start" := {start}, "end" := {end})'
         return f"CASE WHEN {x} IS NOT NULL THEN {packed} END"
     if kind.id == "struct":
-        children = {name: _sent(f"{x}.{quote(name)}", child, names) for name, child in kind.children}
+        children = {
+            name: _sent(f"{x}.{quote(name)}", child, names) for name, child in kind.children
+        }
         if all(value == f"{x}.{quote(name)}" for name, value in children.items()):
             return x
         packed = ", ".join(f"{quote(name)} := {value}" for name, value in children.items())

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from dagster_bq_connector.schema.arrow import element_type, extension, is_list
+from dagster_bq_connector.schema.arrow import element_type, extension
 from dagster_bq_connector.schema.exact import cast_flat
 from dagster_bq_connector.schema.place import Numbers, Place
 
@@ -60,9 +60,7 @@ def nulls(count: int, kind: pa.DataType) -> pa.Array[Any]:
     return pa.nulls(count, kind)
 
 
-def _cast_entries(
-    entries: Any, indices: Numbers, kind: pa.DataType, place: Place
-) -> pa.Array[Any]:
+def _cast_entries(entries: Any, indices: Numbers, kind: pa.DataType, place: Place) -> pa.Array[Any]:
     """Values that stand once, however often they are used: cast first, then taken."""
     cast = cast_array(entries, kind, place.entries(indices))
     taken = cast.take(pa.array(indices, pa.int64(), mask=indices < 0))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from dagster_bq_connector.schema.arrow import INTERVAL, is_bool, is_string, is_uuid
+from dagster_bq_connector.schema.arrow import INTERVAL, is_string, is_uuid
 from dagster_bq_connector.schema.limits import outside_years
 from dagster_bq_connector.schema.place import Place, texts, where
 

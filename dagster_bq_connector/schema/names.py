@@ -8,6 +8,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
+from google.cloud.bigquery import SchemaField
+
 from dagster_bq_connector.errors import SchemaError
 
 MAX_CHARACTERS = 300
@@ -27,9 +29,10 @@ _RESERVED = (
 )
 
 
-def is_flexible(name: str) -> bool:
-    """Whether a legal name holds more than letters, digits and underscores of ASCII."""
-    return not (name.isascii() and name.isidentifier())
+def has_flexible_name(column: SchemaField) -> bool:
+    """Whether a column, or a field in it, has a name of other than ASCII letters, digits and _."""
+    plain = column.name.isascii() and column.name.isidentifier()
+    return not plain or any(map(has_flexible_name, column.fields))
 
 
 def check_name(name: str, path: str) -> None:

@@ -15,6 +15,7 @@ MAX_BYTES = 1024  # of the UTF-8 of a dataset's or a table's name
 # and spaces (BigQuery's documentation of table naming).
 _TABLE_CATEGORIES = ("L", "M", "N", "Pc", "Zs")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[A-Za-z0-9][A-Za-z0-9_-]*")
+_PROJECT_TAKES = "letters, digits, '-' and '_', after a domain with ':' if it has one"
 _DATASET = re.compile(r"\w+", re.ASCII)
 _PARTITION = re.compile(r"\w+", re.ASCII)
 
@@ -40,7 +41,7 @@ class TableRef:
 
     def __post_init__(self) -> None:
         if self.project is not None and not _PROJECT.fullmatch(self.project):
-            raise self._invalid("project", self.project, "letters, digits, '-' and '_'")
+            raise self._invalid("project", self.project, _PROJECT_TAKES)
         if not _DATASET.fullmatch(self.dataset) or len(self.dataset) > MAX_BYTES:
             raise self._invalid("dataset", self.dataset, "letters, digits and '_'")
         if not _is_table_name(self.table):
@@ -72,7 +73,9 @@ class TableRef:
                 f"{given!r} is no table: pass 'dataset.table', a TableRef, or what for_run() or "
                 "for_keys() of a DailyTable gives."
             )
-        plain = text.replace("`", "").strip()
+        if text.count("`") % 2:
+            raise InvalidNameError(f"{text!r} has a backtick too many or too few.")
+        plain = text.strip().replace("`", "")  # spaces within the backticks belong to the name
         address, dollar, partition = plain.partition("$")
         left, colon, right = address.rpartition(":")
         parts = right.split(".")
@@ -106,7 +109,8 @@ class TableRef:
 
     def __str__(self) -> str:
         address = ".".join(part for part in (self.project, self.dataset, self.table) if part)
-        return f"{address}${self.partition}" if self.partition else address
+        text = f"{address}${self.partition}" if self.partition else address
+        return text if text == text.strip() else f"`{text}`"
 
     @property
     def _owner(self) -> str:

@@ -14,6 +14,7 @@ from google.cloud import bigquery
 from dagster_bq_connector.errors import ConnectorError, Fault, RefusedError, classify, explain
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import Backoff, rest_options
+from dagster_bq_connector.schema.names import has_flexible_name
 from dagster_bq_connector.table.admin import REST_ERRORS
 from dagster_bq_connector.write.result import Operation
 
@@ -59,6 +60,8 @@ class JobSettings:
             labels=dict(self.labels),
         )
         config.parquet_options = parquet
+        if any(map(has_flexible_name, columns)):
+            config.column_name_character_map = "V2"  # else Parquet takes plain names only
         return config
 
     def query_config(self) -> bigquery.QueryJobConfig:

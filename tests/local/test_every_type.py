@@ -3,10 +3,8 @@
 import os
 import uuid
 
-import pyarrow as pa
 import pytest
 from google.cloud import bigquery as google
-from google.cloud.bigquery import SchemaField
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
