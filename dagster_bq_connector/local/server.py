@@ -122,6 +122,7 @@ def _extend(options: dict[str, Any]) -> None:
         loads,
         metadata,
         partitions,
+        proto_rows,
         sessions,
         staging,
         statements,
@@ -133,6 +134,7 @@ def _extend(options: dict[str, Any]) -> None:
     faults.install(mask_missing_tables=options["mask_missing_tables"])
     metadata.install()
     partitions.install()
+    proto_rows.install()
     destinations.install()
     loads.install()
     streams.install()

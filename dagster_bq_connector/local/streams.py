@@ -19,7 +19,7 @@ import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 from google.protobuf.message import DecodeError
 
-from dagster_bq_connector.local import arrow_rows, cdc
+from dagster_bq_connector.local import arrow_rows, cdc, proto_rows
 from dagster_bq_connector.local.faults import INVALID, Code, StorageFault
 from dagster_bq_connector.local.staging import Row, Stage, identity, transaction
 from dagster_bq_connector.local.upstream import Reference, database, read, server, tables, write
@@ -234,7 +234,8 @@ def _writer_columns(request: types.AppendRowsRequest) -> list[str]:
     if "arrow_rows" in request:
         schema = request.arrow_rows.writer_schema.serialized_schema
         return pa.ipc.read_schema(pa.py_buffer(schema)).names if schema else []
-    return [column.name for column in request.proto_rows.writer_schema.proto_descriptor.field]
+    descriptor = request.proto_rows.writer_schema.proto_descriptor
+    return [proto_rows.column_name(field) for field in descriptor.field]
 
 
 def _row_error(error: Row) -> types.RowError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector.clients import Clients
 from dagster_bq_connector.errors import (
@@ -23,7 +24,6 @@ from dagster_bq_connector.errors import (
     SchemaError,
     TableNotFoundError,
     UnreachableError,
-    UnsupportedError,
 )
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import PASSING, Backoff
@@ -36,7 +36,8 @@ from dagster_bq_connector.write.connection import (
     Connection,
     append_rows,
 )
-from dagster_bq_connector.write.encode import ArrowEncoder, OversizedRow
+from dagster_bq_connector.write.encode import Encoder, OversizedRow
+from dagster_bq_connector.write.protobuf import encoder_for
 from dagster_bq_connector.write.result import WriteResult
 
 # The service takes 10 MiB; what it counts beside the rows is left some room.
@@ -46,6 +47,8 @@ PREFERRED_BYTES = 2 * 1024 * 1024
 # How long a table that was just created may be unknown to the Storage API.
 NEW_TABLE_SECONDS = 120.0
 SMALLEST_LIMIT = 64 * 1024  # a limit below this is no limit but a broken server
+
+MakeEncoder: TypeAlias = Callable[[Sequence[SchemaField], pa.Schema, str], Encoder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,12 @@ class _Sent:
 
 
 def append(
-    clients: Clients, table: EnsuredTable, data: Batches, progress: Progress, deadline: float
+    clients: Clients,
+    table: EnsuredTable,
+    data: Batches,
+    progress: Progress,
+    deadline: float,
+    encoder: MakeEncoder = encoder_for,
 ) -> WriteResult:
     """Append rows and wait until every one is acknowledged.
 
@@ -89,6 +97,7 @@ def append(
         data: The rows.
         progress: Counts acknowledged rows.
         deadline: Seconds without any success after which it fails.
+        encoder: Makes the encoder from the table's columns, the schema and the stream's name.
 
     Returns:
         What was appended.
@@ -99,7 +108,7 @@ def append(
         UnreachableError: Rows without acknowledgement may or may not be in the table.
         RefusedError: BigQuery refused the append as a whole.
     """
-    appender = _Appender(clients, table, data.schema, progress, deadline)
+    appender = _Appender(clients, table, data.schema, progress, deadline, encoder)
     try:
         position = 0
         for batch in data.batches:
@@ -133,13 +142,13 @@ class _Appender:
         schema: pa.Schema,
         progress: Progress,
         deadline: float,
+        encoder: MakeEncoder,
     ) -> None:
         self._clients, self._table, self._progress = clients, table, progress
         self._backoff = Backoff(deadline=deadline)
         self._stream = f"{table.ref.path}/streams/_default"
         self._conform = Conformer(schema, table.columns)
-        _refuse_time(self._conform.schema)
-        self._encoder = ArrowEncoder(self._conform.schema, self._stream)
+        self._encoder = encoder(table.columns, self._conform.schema, self._stream)
         self._sent: deque[_Sent] = deque()
         self._new_until = time.monotonic() + NEW_TABLE_SECONDS - table.age
         self._pauses: Iterator[float] | None = None  # since the last success
@@ -260,17 +269,3 @@ class _Appender:
                 f"Table {self._table.ref}: no success within the deadline. Last: {refusal}"
             )
         return RefusedError(f"Table {self._table.ref}: {refusal}")
-
-
-def _refuse_time(fields: Iterable[pa.Field[Any]], path: str = "") -> None:
-    """BigQuery's Arrow rows have no TIME; the other types that travel here they have."""
-    for field in fields:
-        kind = field.type.value_type if isinstance(field.type, pa.ListType) else field.type
-        if pa.types.is_time(kind):
-            raise UnsupportedError(
-                f"Column {path + field.name!r} is TIME, which BigQuery does not take in Arrow "
-                "rows: write it with FileLoadsWriter, or store it as STRING."
-            )
-        if isinstance(kind, pa.StructType):
-            children = [kind.field(index) for index in range(kind.num_fields)]
-            _refuse_time(children, f"{path}{field.name}.")

@@ -6,32 +6,21 @@ The numbers below are those of `google.cloud.bigquery.storage.v1.AppendRowsReque
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-# Field number << 3 | 2 (length-delimited).
-_WRITE_STREAM, _ARROW_ROWS, _TRACE_ID = b"\x0a", b"\x2a", b"\x32"
-_WRITER_SCHEMA, _ROWS = b"\x0a", b"\x12"  # of AppendRowsRequest.ArrowData
-_SERIALIZED = b"\x0a"  # of ArrowSchema and of ArrowRecordBatch
+from dagster_bq_connector.schema.proto import delimited, varint
+
+WRITE_STREAM, PROTO_ROWS, ARROW_ROWS, TRACE = 1, 4, 5, 6
+# Of ArrowData and ProtoData alike: the schema and the rows, each a message whose first field has
+# the bytes.
+WRITER_SCHEMA, ROWS, SERIALIZED = 1, 2, 1
 
 TRACE_ID = b"dagster-bq-connector"
 OVERHEAD = 256  # bytes of tags and lengths around one batch, generously
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _field(tag: bytes, *parts: bytes | memoryview) -> bytes:
-    """One length-delimited field. The parts are copied once."""
-    return b"".join((tag, _varint(sum(len(part) for part in parts)), *parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +51,20 @@ class OversizedRow:
     size: int
 
 
-class ArrowEncoder:
-    """Encodes batches of one schema as `arrow_rows`."""
+class Encoder(ABC):
+    """Encodes batches of one schema."""
 
-    def __init__(self, schema: pa.Schema, stream: str) -> None:
-        """Keep what every connection sends first: the stream's name and the writer schema."""
-        schema_bytes = memoryview(schema.serialize())
-        self._writer_schema = _field(_WRITER_SCHEMA, _field(_SERIALIZED, schema_bytes))
-        self._head = _field(_WRITE_STREAM, stream.encode()) + _field(_TRACE_ID, TRACE_ID)
+    def __init__(self, kind: int, schema: bytes | memoryview, stream: str) -> None:
+        """Keep what every connection sends first: the stream's name and the writer schema.
+
+        Args:
+            kind: The field of the request that holds the rows.
+            schema: The writer schema, serialized.
+            stream: The write stream's name.
+        """
+        self._kind = kind
+        self._writer_schema = delimited(WRITER_SCHEMA, delimited(SERIALIZED, schema))
+        self._head = delimited(WRITE_STREAM, stream.encode()) + delimited(TRACE, TRACE_ID)
 
     def first(self, payload: bytes) -> bytes:
         """The first request of a connection: the payload with all that must go before it."""
@@ -77,8 +72,9 @@ class ArrowEncoder:
         while payload[start] & 0x80:
             start += 1
         rows = memoryview(payload)[start + 1 :]
-        return self._head + _field(_ARROW_ROWS, self._writer_schema, rows)
+        return self._head + delimited(self._kind, self._writer_schema, rows)
 
+    @abstractmethod
     def cut(
         self, batch: pa.RecordBatch, limit: int, preferred: int
     ) -> Iterator[Request | OversizedRow]:
@@ -92,7 +88,35 @@ class ArrowEncoder:
         Yields:
             Requests in the order of the rows, and the rows that do not fit even alone.
         """
-        room = limit - len(self._head) - len(self._writer_schema) - OVERHEAD
+
+    def _room(self, limit: int) -> int:
+        """What is left of a request, also a first one, for the rows."""
+        return limit - len(self._head) - len(self._writer_schema) - OVERHEAD
+
+    def _payload(self, head: bytes, rows: memoryview) -> bytes:
+        """A request.
+
+        Args:
+            head: What stands before the rows within their message.
+            rows: The rows, which are copied once.
+        """
+        size = len(head) + len(rows)
+        tag = varint(ROWS << 3 | 2) + varint(size)
+        return delimited(self._kind, tag, head, rows)
+
+
+class ArrowEncoder(Encoder):
+    """Encodes batches of one schema as `arrow_rows`."""
+
+    def __init__(self, schema: pa.Schema, stream: str) -> None:
+        """Prepare requests of batches with this schema."""
+        super().__init__(ARROW_ROWS, memoryview(schema.serialize()), stream)
+
+    def cut(
+        self, batch: pa.RecordBatch, limit: int, preferred: int
+    ) -> Iterator[Request | OversizedRow]:
+        """Cut a batch into requests: by guess, and halved where that was wrong."""
+        room = self._room(limit)
         count = batch.num_rows
         step = max(1, min(count, int(count * preferred / max(1, batch.nbytes))))
         for start in range(0, count, step):
@@ -102,7 +126,9 @@ class ArrowEncoder:
         self, batch: pa.RecordBatch, start: int, rows: int, room: int
     ) -> Iterator[Request | OversizedRow]:
         """Halve what does not fit: rows need not be of one size."""
-        payload = self._payload(batch.slice(start, rows))
+        serialized = memoryview(batch.slice(start, rows).serialize())
+        head = varint(SERIALIZED << 3 | 2) + varint(len(serialized))
+        payload = self._payload(head, serialized)
         if len(payload) <= room:
             yield Request(start, rows, payload)
         elif rows == 1:
@@ -111,9 +137,3 @@ class ArrowEncoder:
             half = rows // 2
             yield from self._fit(batch, start, half, room)
             yield from self._fit(batch, start + half, rows - half, room)
-
-    def _payload(self, batch: pa.RecordBatch) -> bytes:
-        rows = memoryview(batch.serialize())
-        body = _SERIALIZED + _varint(len(rows))
-        inner = _ROWS + _varint(len(body) + len(rows)) + body
-        return b"".join((_ARROW_ROWS, _varint(len(inner) + len(rows)), inner, rows))

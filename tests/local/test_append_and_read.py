@@ -304,10 +304,6 @@ def test_what_the_default_stream_cannot_do_is_refused_before_it_writes(
             attempt()
     with bigquery.get_client() as client:
         assert list(client.list_tables(dataset)) == []
-    with pytest.raises(UnsupportedError, match="'t' is TIME"):
-        stream_writer.append(pa.table({"t": [dt.time(1, 2)]}), f"{dataset}.clock")
-    with pytest.raises(UnsupportedError, match="'s.t' is TIME"):
-        stream_writer.append(pa.table({"s": [[{"t": dt.time(1, 2)}]]}), f"{dataset}.clocks")
 
 
 def test_a_column_that_the_table_lacks(

@@ -34,10 +34,10 @@ PROJECT = "lab-project"
 
 
 class Rows:
-    """A protobuf message type made of `name -> int64 | string`."""
+    """A protobuf message type: `name -> int64 | string`, or one that is given."""
 
-    def __init__(self, **fields: str):
-        self.descriptor = descriptor_pb2.DescriptorProto(name="Row")
+    def __init__(self, descriptor: descriptor_pb2.DescriptorProto | None = None, **fields: str):
+        self.descriptor = descriptor or descriptor_pb2.DescriptorProto(name="Row")
         for number, (name, kind) in enumerate(fields.items(), start=1):
             self.descriptor.field.add(
                 name=name,

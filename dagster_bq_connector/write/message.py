@@ -1,0 +1,200 @@
+"""Batches become protobuf messages: the parts of all columns (wire.py), put together by row.
+
+A struct costs no copy: its parts are its length and the parts of its fields. A list costs one: its
+elements are put together, and then the bytes of every row's elements lie beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.cloud.bigquery import SchemaField
+
+from dagster_bq_connector.schema.proto import children, is_packed, varint
+from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.write.wire import (
+    VALUES,
+    Long,
+    Numbers,
+    Part,
+    Short,
+    Sizes,
+    Values,
+    varints,
+)
+
+_VARINT, _FIXED64, _DELIMITED = 0, 1, 2  # wire types
+_WIRE_TYPES = dict.fromkeys(
+    ("BOOLEAN", "INTEGER", "DATE", "DATETIME", "TIMESTAMP", "TIME"), _VARINT
+) | {"FLOAT": _FIXED64}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a message.
+
+    Attributes:
+        tag: What stands before its value; nothing when every element has a tag of its own.
+        values: How a value that is no message is encoded.
+        fields: The fields of a message.
+        element: One value of a field that is repeated.
+    """
+
+    tag: bytes
+    values: Values | None = None
+    fields: tuple[Field, ...] = ()
+    element: Field | None = None
+
+
+def fields(columns: Sequence[SchemaField]) -> tuple[Field, ...]:
+    """The fields of the messages whose type is `schema.proto.row_type(columns)`."""
+    return tuple(_field(number, column) for number, column in enumerate(columns, start=1))
+
+
+def _field(number: int, column: SchemaField) -> Field:
+    name = type_name(column)
+    nested, values = fields(children(column)), VALUES.get(name)
+    if is_packed(column):
+        return Field(_tag(number, _DELIMITED), element=Field(b"", values))
+    field = Field(_tag(number, _WIRE_TYPES.get(name, _DELIMITED)), values, nested)
+    return Field(b"", element=field) if column.mode == "REPEATED" else field
+
+
+def _tag(number: int, wire_type: int) -> bytes:
+    return varint(number << 3 | wire_type)
+
+
+def encode(number: int, columns: Sequence[Field], batch: pa.RecordBatch) -> tuple[Numbers, Numbers]:
+    """Encode every row as a message.
+
+    Args:
+        number: Of the repeated field that the messages are.
+        columns: The fields of a message, as the columns of the batch.
+        batch: At least one row.
+
+    Returns:
+        The bytes (uint8) of all rows, each with its tag and length; and where the rows begin in
+        them, with the end of the last.
+    """
+    parts = _message(columns, batch.columns, None, batch.num_rows)
+    return _join(_tagged(_tag(number, _DELIMITED), parts, None), batch.num_rows)
+
+
+def _message(
+    columns: Sequence[Field], arrays: Iterable[pa.Array[Any]], there: Numbers | None, rows: int
+) -> list[Part]:
+    """The length of a message, and its fields."""
+    pairs = zip(columns, arrays, strict=True)
+    parts = [part for field, array in pairs for part in _encode(field, array, there)]
+    sizes: Sizes = 0
+    for part in parts:
+        sizes = sizes + part.sizes
+    if isinstance(sizes, int):
+        length = varint(sizes)
+        return [Short(list(length), len(length)), *parts]
+    return [varints(sizes.view(np.uint64)), *parts]
+
+
+def _encode(field: Field, array: Any, there: Numbers | None) -> list[Part]:
+    """What a column writes into the rows that are `there`; None means all."""
+    if array.null_count:
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        there = valid if there is None else valid & there
+    if field.element is not None:
+        return _repeated(field, field.element, array, there)
+    if field.values is not None:
+        return _tagged(field.tag, field.values(array), there)
+    nested = [array.field(index) for index in range(array.type.num_fields)]
+    return _tagged(field.tag, _message(field.fields, nested, there, len(array)), there)
+
+
+def _repeated(field: Field, element: Field, array: Any, there: Numbers | None) -> list[Part]:
+    bounds = array.offsets.to_numpy()
+    elements = array.values.slice(bounds[0], bounds[-1] - bounds[0])
+    if not len(elements):
+        return []
+    data, ends = _join(_encode(element, elements, None), len(elements))
+    ends = ends[bounds - bounds[0]]
+    sizes = np.diff(ends)
+    if there is not None:
+        sizes = np.where(there, sizes, 0)
+    values = Long(data, ends[:-1], sizes)
+    if not field.tag:
+        return [values]
+    length: Part = varints(sizes.view(np.uint64))
+    return [*_tagged(field.tag, [length], sizes > 0), values]
+
+
+def _tagged(tag: bytes, parts: list[Part], there: Numbers | None) -> list[Part]:
+    """Put a tag before the parts, and leave out the rows that are not there."""
+    head = parts[0]
+    assert isinstance(head, Short)
+    head.words, head.sizes = [*tag, *head.words], head.sizes + len(tag)
+    if there is not None:
+        for part in parts:
+            part.sizes = np.where(there, part.sizes, 0)
+    return parts
+
+
+def _join(parts: Sequence[Part], rows: int) -> tuple[Numbers, Numbers]:
+    """Put the parts together, row after row. Returns the bytes, and where the rows begin."""
+    pieces = _pieces(parts, rows)
+    # Binary values of one array, piece by piece; between any two of them a value that is not used.
+    bounds = np.empty((len(pieces), rows, 2), np.int64)
+    base = 0
+    for bound, piece in zip(bounds, pieces, strict=True):
+        bound[:, 0] = piece.starts + base
+        bound[:, 1] = bound[:, 0] + piece.sizes
+        base += len(piece.data)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(np.concatenate([p.data for p in pieces]))]
+    values = pa.Array.from_buffers(pa.large_binary(), bounds.size - 1, buffers)
+    order: Any = np.arange(0, bounds.size, 2).reshape(len(pieces), rows).T.ravel()
+    _, ends, data = values.take(pa.array(order)).buffers()
+    return np.frombuffer(data, np.uint8), np.frombuffer(ends, np.int64)[:: len(pieces)]
+
+
+def _pieces(parts: Sequence[Part], rows: int) -> list[Long]:
+    """Short parts become one piece with those before them that have one size in all rows."""
+    pieces: list[Long] = []
+    run: list[Short] = []
+    for part in parts:
+        if isinstance(part, Short):
+            run.append(part)
+            if isinstance(part.sizes, int):
+                continue
+        if run:
+            pieces.append(_lay(run, rows))
+            run = []
+        if isinstance(part, Long):
+            pieces.append(part)
+    return [*pieces, _lay(run, rows)] if run else pieces
+
+
+def _lay(run: Sequence[Short], rows: int) -> Long:
+    """Lay the words of every row beside each other, as records of one width."""
+    words: list[int | Numbers] = []
+    kinds: list[Any] = []
+    places: list[int] = []
+    start = width = 0
+    sizes: Sizes = 0
+    for part in run:
+        place = start
+        for word in part.words:
+            words.append(word)
+            kinds.append(np.dtype(np.uint8) if isinstance(word, int) else word.dtype)
+            places.append(place)
+            place += kinds[-1].itemsize
+        sizes = sizes + part.sizes
+        if isinstance(sizes, int):
+            start = sizes
+        width = max(width, place)
+    names = [str(index) for index in range(len(words))]
+    layout: Any = {"names": names, "formats": kinds, "offsets": places, "itemsize": width}
+    records: Any = np.empty(rows, np.dtype(layout))
+    for name, word in zip(names, words, strict=True):
+        records[name] = word  # what a row does not use of it, the next word overwrites
+    return Long(records.view(np.uint8), np.arange(0, rows * width, width), sizes)
