@@ -80,16 +80,14 @@ def encode(number: int, columns: Sequence[Field], batch: pa.RecordBatch) -> tupl
         The bytes (uint8) of all rows, each with its tag and length; and where the rows begin in
         them, with the end of the last.
     """
-    parts = _message(columns, batch.columns, None, batch.num_rows)
+    parts = _message(columns, batch.columns)
     return _join(_tagged(_tag(number, _DELIMITED), parts, None), batch.num_rows)
 
 
-def _message(
-    columns: Sequence[Field], arrays: Iterable[pa.Array[Any]], there: Numbers | None, rows: int
-) -> list[Part]:
+def _message(columns: Sequence[Field], arrays: Iterable[pa.Array[Any]]) -> list[Part]:
     """The length of a message, and its fields."""
     pairs = zip(columns, arrays, strict=True)
-    parts = [part for field, array in pairs for part in _encode(field, array, there)]
+    parts = [part for field, array in pairs for part in _encode(field, array)]
     sizes: Sizes = 0
     for part in parts:
         sizes = sizes + part.sizes
@@ -99,29 +97,29 @@ def _message(
     return [varints(sizes.view(np.uint64)), *parts]
 
 
-def _encode(field: Field, array: Any, there: Numbers | None) -> list[Part]:
-    """What a column writes into the rows that are `there`; None means all."""
+def _encode(field: Field, array: Any) -> list[Part]:
+    """What a column writes into every row."""
+    valid: Numbers | None = None
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
-        there = valid if there is None else valid & there
     if field.element is not None:
-        return _repeated(field, field.element, array, there)
+        return _repeated(field, field.element, array, valid)
     if field.values is not None:
-        return _tagged(field.tag, field.values(array), there)
+        return _tagged(field.tag, field.values(array), valid)
     nested = [array.field(index) for index in range(array.type.num_fields)]
-    return _tagged(field.tag, _message(field.fields, nested, there, len(array)), there)
+    return _tagged(field.tag, _message(field.fields, nested), valid)
 
 
-def _repeated(field: Field, element: Field, array: Any, there: Numbers | None) -> list[Part]:
+def _repeated(field: Field, element: Field, array: Any, valid: Numbers | None) -> list[Part]:
     bounds = array.offsets.to_numpy()
     elements = array.values.slice(bounds[0], bounds[-1] - bounds[0])
     if not len(elements):
         return []
-    data, ends = _join(_encode(element, elements, None), len(elements))
+    data, ends = _join(_encode(element, elements), len(elements))
     ends = ends[bounds - bounds[0]]
     sizes = np.diff(ends)
-    if there is not None:
-        sizes = np.where(there, sizes, 0)
+    if valid is not None:
+        sizes = np.where(valid, sizes, 0)
     values = Long(data, ends[:-1], sizes)
     if not field.tag:
         return [values]
@@ -130,7 +128,7 @@ def _repeated(field: Field, element: Field, array: Any, there: Numbers | None) -
 
 
 def _tagged(tag: bytes, parts: list[Part], there: Numbers | None) -> list[Part]:
-    """Put a tag before the parts, and leave out the rows that are not there."""
+    """Put a tag before the parts, and leave out the rows that are not there (None: all are)."""
     head = parts[0]
     assert isinstance(head, Short)
     head.words, head.sizes = [*tag, *head.words], head.sizes + len(tag)
