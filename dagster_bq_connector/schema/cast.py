@@ -32,8 +32,8 @@ def cast_array(array: pa.Array[Any], kind: pa.DataType, place: Place) -> pa.Arra
     if at.is_null(array.type):
         return nulls(len(array), kind)
     if isinstance(array, pa.DictionaryArray):
-        indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return _cast_entries(array.dictionary, indices.astype(np.int64), kind, place)
+        indices = array.indices.cast(pa.int64()).fill_null(-1).to_numpy()
+        return _cast_entries(array.dictionary, indices, kind, place)
     if isinstance(array, pa.RunEndEncodedArray):
         ends = array.run_ends.to_numpy(zero_copy_only=False)
         rows = np.arange(array.offset, array.offset + len(array))

@@ -171,11 +171,11 @@ def _floats(array: Any, kind: Any) -> list[Misfits]:
         scaled = values * 2.0**kind.scale
         inexact = (scaled != np.floor(scaled)) & ~infinite
     large = (np.abs(values) >= 10.0 ** (kind.precision - kind.scale)) & ~infinite
-    example = f"as with cast(pa.{kind})"
+    digits = f"no decimal of {kind.scale} digits after the point equals"
     return [
         Misfits(pa.array(infinite), "is no number that a decimal can hold: make it null"),
         Misfits(pa.array(large), "is larger than the column holds: mend it"),
-        Misfits(pa.array(inexact), f"is a float that no decimal equals: round it, {example}"),
+        Misfits(pa.array(inexact), f"is a float that {digits}: round it, as with cast(pa.{kind})"),
     ]
 
 

@@ -47,6 +47,11 @@ def _blame(frame: Any, error: Exception) -> SchemaError:
         series = frame.iloc[:, position]
         if (problem := _problem(series)) is None:
             continue
+        if (unknown := _problem(series.iloc[:0])) is not None:
+            return SchemaError(
+                f"Column {str(name)!r} has the pandas type {series.dtype}, which cannot be read as "
+                f"Arrow: {unknown}. Convert it first, as with astype."
+            )
         good, bad = 0, len(series)
         while bad - good > 1:  # the first `good` values convert, the first `bad` ones do not
             middle = (good + bad) // 2
@@ -77,20 +82,20 @@ def _mixed(name: object, row: int, value: object, problem: str) -> SchemaError:
 
 
 def _refuse_unlike(series: Any, kind: pa.DataType, name: str) -> None:
-    """Python's dates and times of two kinds in one column: Arrow would make one of them."""
-    if series.dtype != object or not (at.is_date(kind) or at.is_timestamp(kind)):
+    """Python values of two kinds in one column, of which Arrow would make one without a word."""
+    if series.dtype != object or not (
+        at.is_date(kind) or at.is_timestamp(kind) or at.is_binary(kind)
+    ):
         return
-    first: tuple[type, bool] | None = None
+    first: tuple[bool, ...] | None = None
     for row, (value, missing) in enumerate(zip(series, series.isna(), strict=True)):
         if missing:
             continue
         is_moment = isinstance(value, dt.datetime)
-        found = (dt.datetime if is_moment else dt.date, is_moment and value.tzinfo is not None)
-        if first is None:
-            first = found
-        elif found != first:
-            problem = "dates, moments and moments with a time zone do not mix"
-            raise _mixed(name, row, value, problem)
+        found = (isinstance(value, str), is_moment, is_moment and value.tzinfo is not None)
+        first = first or found
+        if found != first:
+            raise _mixed(name, row, value, "the values before it are of another kind")
 
 
 def from_polars(frame: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
