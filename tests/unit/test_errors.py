@@ -8,15 +8,18 @@ from google.api_core import exceptions as api
 from google.cloud.bigquery_storage_v1 import types
 from google.rpc import status_pb2
 
+from dagster_bq_connector import faults
 from dagster_bq_connector.errors import (
     DatasetNotFoundError,
     FailedRow,
     FailedRowsError,
     Fault,
+    QuotaError,
     RefusedError,
     RequestTooLargeError,
     UnreachableError,
     classify,
+    classify_answer,
     error_text,
     explain,
 )
@@ -39,12 +42,35 @@ def storage_status(code: int) -> status_pb2.Status:
         (storage_status(Code.OFFSET_ALREADY_EXISTS), Fault.TAKEN),
         (storage_status(Code.STREAM_FINALIZED), Fault.STREAM_OVER),
         (storage_status(Code.KMS_SERVICE_ERROR), Fault.BROKEN),
+        (storage_status(Code.KMS_PERMISSION_DENIED), Fault.DENIED),
+        (storage_status(Code.CMEK_NOT_PROVIDED), Fault.REFUSED),
+        (storage_status(Code.OFFSET_OUT_OF_RANGE), Fault.GAP),
+        (storage_status(Code.STORAGE_ERROR_CODE_UNSPECIFIED), Fault.REFUSED),
+        (storage_status(999), Fault.REFUSED),
         (status_pb2.Status(code=3, message="request too large: 2 limit 1"), Fault.TOO_LARGE),
         (status_pb2.Status(code=3, message="bad"), Fault.REFUSED),
         (status_pb2.Status(code=7, message="denied (or it may not exist)."), Fault.TABLE_MISSING),
         (status_pb2.Status(code=7, message="denied"), Fault.DENIED),
         (status_pb2.Status(code=10, message="stop"), Fault.BROKEN),
         (status_pb2.Status(code=8, message="quota"), Fault.THROTTLED),
+        (status_pb2.Status(code=8, message="Exceeds 'AppendRows throughput'"), Fault.THROTTLED),
+        (
+            status_pb2.Status(code=14, message="Request 'AppendRows' from role 'x' throttled: y"),
+            Fault.THROTTLED,
+        ),
+        (
+            status_pb2.Status(code=8, message="Quota exceeded: limit 'Appends per day'"),
+            Fault.EXHAUSTED,
+        ),
+        (
+            status_pb2.Status(code=8, message="Received message larger than max (5 vs. 4)"),
+            Fault.TOO_LARGE,
+        ),
+        (
+            status_pb2.Status(code=3, message="MessageSize is too large. Max allow: 1 Actual: 2"),
+            Fault.TOO_LARGE,
+        ),
+        (status_pb2.Status(code=999, message="?"), Fault.BROKEN),
         (api.NotFound("Not found: Dataset p:d"), Fault.DATASET_MISSING),
         (api.NotFound("Not found: Table p:d.t"), Fault.TABLE_MISSING),
         (api.Conflict("Already Exists: Job p:j"), Fault.TAKEN),
@@ -52,6 +78,24 @@ def storage_status(code: int) -> status_pb2.Status:
         (api.Forbidden("no", errors=[{"reason": "rateLimitExceeded"}]), Fault.THROTTLED),
         (api.Forbidden("no", errors=[{"reason": "accessDenied"}]), Fault.DENIED),
         (api.BadRequest("no"), Fault.REFUSED),
+        (api.BadRequest("no", errors=[{"reason": "jobBackendError"}]), Fault.BROKEN),
+        (
+            api.Forbidden(
+                "Quota exceeded: Your table exceeded quota for imports or query appends per table",
+                errors=[{"reason": "quotaExceeded"}],
+            ),
+            Fault.EXHAUSTED,
+        ),
+        (api.Forbidden("Too much", errors=[{"reason": "quotaExceeded"}]), Fault.EXHAUSTED),
+        (
+            api.Forbidden(
+                "Quota exceeded: max number of jobs that can be queued per project",
+                errors=[{"reason": "quotaExceeded"}],
+            ),
+            Fault.THROTTLED,
+        ),
+        (api.Forbidden("no", errors=["in no known form"]), Fault.DENIED),
+        (api.GoogleAPICallError("no code"), Fault.REFUSED),
         (api.ServiceUnavailable("no"), Fault.BROKEN),
         (api.InternalServerError("no"), Fault.BROKEN),
         (api.TooManyRequests("no"), Fault.THROTTLED),
@@ -67,6 +111,38 @@ def storage_status(code: int) -> status_pb2.Status:
 )
 def test_classify(error: BaseException | status_pb2.Status, fault: Fault) -> None:
     assert classify(error) is fault
+
+
+def test_every_code_is_decided_on_purpose() -> None:
+    assert set(grpc.StatusCode) == set(faults.GRPC_CODES)
+    # The code that says nothing leaves it to the words and the status code.
+    assert set(Code) - {Code.STORAGE_ERROR_CODE_UNSPECIFIED} == set(faults.STORAGE_CODES)
+    assert set(types.RowError.RowErrorCode) == set(faults.ROW_CODES)
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_the_storage_code_decides_before_words_and_status(code: int) -> None:
+    status = status_pb2.Status(code=8, message="request too large")
+    status.details.add().Pack(types.StorageError.pb(types.StorageError(code=code)))
+    assert classify(status) is faults.STORAGE_CODES.get(code, Fault.TOO_LARGE)
+
+
+def test_row_errors_decide_what_an_answer_means() -> None:
+    pb = types.AppendRowsResponse.pb()
+    status = status_pb2.Status(code=8, message="quota")
+    assert classify_answer(pb(error=status)) is Fault.THROTTLED
+    for code in (0, 1, 77):
+        answer = pb(error=status, row_errors=[{"index": 0, "code": code}])
+        assert classify_answer(answer) is Fault.ROWS
+
+
+def test_a_quota_names_what_to_do() -> None:
+    spent = api.Forbidden("x", errors=[{"reason": "quotaExceeded", "message": "Imports a day."}])
+    error = explain(spent, "Load job j")
+    assert isinstance(error, QuotaError)
+    assert str(error).startswith("Load job j: a quota of a day or so is used up: Imports a day.")
+    assert "ask for more quota" in str(error)
+    assert isinstance(explain(api.TooManyRequests("slow"), "Table t"), QuotaError)
 
 
 def test_a_call_that_failed_carries_its_storage_code(storage, channel) -> None:
