@@ -131,6 +131,7 @@ def explain(error: Exception, subject: object) -> ConnectorError:
 
 def explain_fault(fault: Fault, text: str, subject: object) -> ConnectorError:
     """A fault as an error that names the thing, what the server said, and the remedy."""
+    sentence = text if text.endswith(".") else f"{text}."
     if fault is Fault.DATASET_MISSING:
         found = _DATASET.search(text)
         dataset = found[1] if found else "project:dataset"
@@ -146,12 +147,13 @@ def explain_fault(fault: Fault, text: str, subject: object) -> ConnectorError:
         return AccessDeniedError(f"{subject}: the credentials do not allow it: {text}")
     if fault is Fault.THROTTLED:
         return QuotaError(
-            f"{subject}: BigQuery allows no more for now: {text} Try later, or ask for more quota."
+            f"{subject}: BigQuery allows no more for now: {sentence} Try later, or ask for more "
+            "quota."
         )
     if fault is Fault.EXHAUSTED:
         return QuotaError(
-            f"{subject}: a quota of a day or so is used up: {text} It fills again over the day; "
-            "write less often, or ask for more quota."
+            f"{subject}: a quota of a day or so is used up: {sentence} It fills again over the "
+            "day; write less often, or ask for more quota."
         )
     if fault is Fault.BROKEN:
         return UnreachableError(f"{subject}: no success within the deadline. Last failure: {text}")

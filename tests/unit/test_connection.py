@@ -314,7 +314,7 @@ def test_an_answer_that_cannot_be_read_is_told() -> None:
 
     encoder = ArrowEncoder(SCHEMA, STREAM)
     connection = Connection(lambda _: Garbled([b"\xff\xff"]), encoder.first, backoff=QUICK)
-    with pytest.raises(UnreachableError, match="The connection failed: DecodeError"):
+    with pytest.raises(UnreachableError, match="the connection failed: DecodeError"):
         connection.send(payload(1)).result(timeout=20)
     connection.abandon()
 
