@@ -380,7 +380,11 @@ def shared_clients(endpoints: Endpoints, credentials: Credentials) -> Clients:
 
 
 def _forget_after_fork() -> None:
-    """A forked child opens its own: neither gRPC channels nor HTTP connections can be shared."""
+    """A forked child opens its own: neither gRPC channels nor HTTP connections can be shared.
+
+    gRPC stands a fork between calls. In the middle of one, the child may abort: Dagster's
+    executors, which spawn, do not do that.
+    """
     global _shared_lock
     _shared_lock = threading.Lock()
     for clients in _shared.values():
