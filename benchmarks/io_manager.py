@@ -99,11 +99,15 @@ def io_manager() -> None:
         print(f"IO manager, {ROWS:,} rows, local BigQuery:")
         ours.handle_output(_output("warm"), table.slice(0, 10))  # opens the clients
         theirs.handle_output(_output("warm_theirs"), plain.head(10))
-        other = measure("out: dagster-gcp-pandas", lambda: theirs.handle_output(_output("theirs"), plain))
+        other = measure(
+            "out: dagster-gcp-pandas", lambda: theirs.handle_output(_output("theirs"), plain)
+        )
         for form, frame in frames.items():
             best = measure(f"out: ours, {form}", lambda: ours.handle_output(_output("ours"), frame))
             print(f"    {other / best:.1f} times less client CPU")
-        other = measure("in: dagster-gcp-pandas", lambda: theirs.load_input(_input("theirs", pd.DataFrame)))
+        other = measure(
+            "in: dagster-gcp-pandas", lambda: theirs.load_input(_input("theirs", pd.DataFrame))
+        )
         for form, frame in frames.items():
             kind = type(frame)
             best = measure(f"in: ours, {form}", lambda: ours.load_input(_input("ours", kind)))

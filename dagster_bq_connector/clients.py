@@ -36,12 +36,15 @@ GOOGLE = "googleapis.com"
 AGENT = "dagster-bq-connector/0.1.0"
 HTTP_CONNECTIONS = 32
 # Pings keep a connection that only waits for acknowledgements alive through proxies; one a minute
-# is what Google's own Storage Write clients send.
+# is what Google's own Storage Write clients send. Left alone, gRPC waits up to two minutes before
+# it tries a lost connection again, and fails every call until then: our own pauses are shorter.
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 10_000),
     ("grpc.primary_user_agent", AGENT),
 )
 
@@ -217,7 +220,28 @@ class Clients:
         self._given = replace(credentials, anonymous=True) if endpoints.emulators else credentials
         self._lock = threading.RLock()
         self._opened: dict[object, Any] = {}
-        self.request_limit: int | None = None  # bytes of an append, once the server refused one
+
+    @property
+    def request_limit(self) -> int | None:
+        """Bytes of one append that the Storage API takes, as it was found out by a refusal.
+
+        It holds in this process for everybody who calls that endpoint. None before a refusal.
+        """
+        return _request_limits.get(self.endpoints.storage)
+
+    def remember_request_limit(self, size: int) -> None:
+        """Keep the limit, if it is the smallest yet."""
+        known = _request_limits.get(self.endpoints.storage, size)
+        _request_limits[self.endpoints.storage] = min(known, size)
+
+    def forget(self) -> None:
+        """Open all anew on next use: in a forked child, to which no connection belongs.
+
+        What the parent opened is kept, but not used: to close it would wait for the parent's
+        threads, which the child has not.
+        """
+        _left_to_the_parent.append(self._opened)
+        self._lock, self._opened = threading.RLock(), {}
 
     def _once(self, key: object, open_it: Callable[[], T]) -> T:
         with self._lock:
@@ -337,6 +361,8 @@ def _read_client(channel: grpc.Channel) -> ReadClient:
     return ReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
 
 
+_request_limits: dict[Endpoint | None, int] = {}
+_left_to_the_parent: list[object] = []
 _shared: dict[tuple[Endpoints, Credentials], Clients] = {}
 _shared_lock = threading.Lock()
 
@@ -354,10 +380,15 @@ def shared_clients(endpoints: Endpoints, credentials: Credentials) -> Clients:
 
 
 def _forget_after_fork() -> None:
-    """A forked child opens its own: neither gRPC channels nor HTTP connections can be shared."""
+    """A forked child opens its own: neither gRPC channels nor HTTP connections can be shared.
+
+    gRPC stands a fork between calls. In the middle of one, the child may abort: Dagster's
+    executors, which spawn, do not do that.
+    """
     global _shared_lock
     _shared_lock = threading.Lock()
-    _shared.clear()
+    for clients in _shared.values():
+        clients.forget()
 
 
 if hasattr(os, "register_at_fork"):

@@ -156,8 +156,8 @@ def explain_fault(fault: Fault, text: str, subject: object) -> ConnectorError:
         )
     if fault is Fault.EXHAUSTED:
         return QuotaError(
-            f"{subject}: a quota of a day or so is used up. It fills again over the day: write less "
-            f"often, or ask for more quota. BigQuery said: {text}"
+            f"{subject}: a quota of a day or so is used up. It fills again over the day: write "
+            f"less often, or ask for more quota. BigQuery said: {text}"
         )
     if fault is Fault.BROKEN:
         return UnreachableError(f"{subject}: no success within the deadline. Last failure: {text}")

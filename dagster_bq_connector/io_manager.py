@@ -29,7 +29,10 @@ from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.writers import BigQueryWriter
 
-_FORMS = "pyarrow.Table, pyarrow.RecordBatchReader, polars.DataFrame, polars.LazyFrame or pandas.DataFrame"
+_FORMS = (
+    "pyarrow.Table, pyarrow.RecordBatchReader, polars.DataFrame, polars.LazyFrame or "
+    "pandas.DataFrame"
+)
 
 
 class BigQueryIOManager(dg.ConfigurableIOManager):

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what the IO manager was shown to do: partitions x form of rows x layout of the table."""
+    """Print what the IO manager was shown to do: partitions x layout of the table x form."""
     grid: dict[str, dict[tuple[str, str], str]] = {}
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):

@@ -16,21 +16,26 @@ from typing import Any
 
 import grpc
 from google.cloud.bigquery_storage_v1 import types
-from google.rpc import status_pb2
 
 from dagster_bq_connector.errors import (
     ConnectorError,
     Fault,
+    QuotaError,
     RequestTooLargeError,
     UnreachableError,
     classify,
+    classify_answer,
     error_text,
 )
-from dagster_bq_connector.retry import Backoff
+from dagster_bq_connector.retry import PASSING, Backoff
 
 METHOD = "/google.cloud.bigquery.storage.v1.BigQueryWrite/AppendRows"
-WINDOW_BYTES = 32 * 1024 * 1024  # in flight; several round trips' worth at a connection's 10 MB/s
+# In flight: more than a second's worth of the 10 MB/s that the service takes from a connection.
+# More would only push the rows out of the processor's caches before they are sent.
+WINDOW_BYTES = 16 * 1024 * 1024
 STALL_SECONDS = 60.0
+# The service ends a call with an error after 600 seconds without a request; some networks sooner.
+IDLE_SECONDS = 240.0
 
 # The classes below proto-plus: parsing into them costs a third of parsing into the wrappers.
 _Response: Any = types.AppendRowsResponse.pb()
@@ -55,6 +60,15 @@ class _InFlight:
     answer: Future[int | None] = field(default_factory=lambda: Future[int | None]())
 
 
+class Turnstile:
+    """Where senders wait for room in the window of a connection, or of any one of several."""
+
+    def __init__(self) -> None:
+        """The lock is that of the connections too, so that no room is missed."""
+        self.lock = threading.RLock()
+        self.room = threading.Condition(self.lock)
+
+
 def append_rows(channel: grpc.Channel, stream: str) -> Callable[[Iterator[bytes]], Any]:
     """The AppendRows method for one write stream: bytes in, bytes out."""
     method = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
@@ -69,10 +83,15 @@ def append_rows(channel: grpc.Channel, stream: str) -> Callable[[Iterator[bytes]
 class Connection:
     """Sends requests over one AppendRows call, and opens it again when it breaks.
 
-    Any thread may send. When the call breaks (the server restarts, it was idle for ten minutes,
-    the network went away, nothing was answered for `stall` seconds), a new one is opened, the
-    head with the writer schema goes first, and every request without acknowledgement is sent
-    again in its order.
+    Any thread may send. When the call breaks (the server restarts, the network went away, nothing
+    was answered for `stall` seconds), a new one is opened, the head with the writer schema goes
+    first, and every request without acknowledgement is sent again in its order. A call that has
+    nothing to do for `idle` seconds is ended, and the next request opens another.
+
+    Attributes:
+        reconnects: How often a call broke while requests were under way.
+        updated_schema: The table's schema (a protobuf `TableSchema`), once the server has told
+            that it changed.
     """
 
     def __init__(
@@ -83,6 +102,10 @@ class Connection:
         backoff: Backoff,
         window: int = WINDOW_BYTES,
         stall: float = STALL_SECONDS,
+        idle: float = IDLE_SECONDS,
+        turnstile: Turnstile | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        what: str = "The append",
     ) -> None:
         """Start with no call: it is opened for the first request.
 
@@ -92,11 +115,18 @@ class Connection:
             backoff: Pauses between failed openings, and how long to go on without any success.
             window: Bytes in flight at most; `send` waits for room.
             stall: Seconds without an acknowledgement after which the call is given up as broken.
+            idle: Seconds without a request after which the call is ended.
+            turnstile: Is shared by connections among which a sender chooses.
+            tell: Is told, in a thread of the connection, what is waited for before another try.
+            what: What errors are about.
         """
         self._open_call, self._first = open_call, first
-        self._backoff, self._stall = backoff, stall
+        self._tell, self._what = tell, what
+        self._backoff, self._stall, self._idle = backoff, stall, idle
         self._window = self._widest = window
-        self._changed = threading.Condition()
+        turnstile = turnstile or Turnstile()
+        self._lock, self._room = turnstile.lock, turnstile.room
+        self._changed = threading.Condition(self._lock)  # there is something for the call to do
         self._in_flight: deque[_InFlight] = deque()
         self._sent = 0  # how many of `_in_flight`, from the left, this call has taken
         self._bytes = 0
@@ -104,10 +134,14 @@ class Connection:
         self._generation = 0  # of calls; an old call's sender stops when it changes
         self._moved = time.monotonic()  # the last acknowledgement, or the first send after rest
         self._answers = 0
+        self._resting = False  # the call was ended because there was nothing to do
+        self._stalled: ConnectionError | None = None  # it was given up, for this reason
         self._closed = False
         self._ended = threading.Event()  # the same for the watch, which needs no lock to wait
         self._failure: ConnectorError | None = None
         self._threads: list[threading.Thread] = []
+        self.reconnects = 0
+        self.updated_schema: Any = None
 
     def send(self, payload: bytes) -> Future[int | None]:
         """Queue one request; wait while the window is full.
@@ -121,10 +155,10 @@ class Connection:
             ConnectorError: The connection has failed for good, or is closed.
         """
         request = _InFlight(payload)
-        with self._changed:
-            while self._bytes and self._bytes + len(payload) > self._window:
+        with self._lock:
+            while not self.takes(len(payload)):
                 self._check()
-                self._changed.wait()
+                self._room.wait()
             self._check()
             if not self._in_flight:
                 self._moved = time.monotonic()
@@ -135,6 +169,15 @@ class Connection:
             self._changed.notify_all()
         return request.answer
 
+    def takes(self, size: int) -> bool:
+        """Whether a request of `size` bytes need not wait; one alone is always taken."""
+        return self._failure is None and (not self._bytes or self._bytes + size <= self._window)
+
+    @property
+    def load(self) -> int:
+        """Bytes in flight."""
+        return self._bytes
+
     @property
     def failed(self) -> bool:
         """Whether it has failed for good: it takes no more requests, and all are answered."""
@@ -142,8 +185,8 @@ class Connection:
 
     def drain(self) -> None:
         """Wait until everything sent is answered, with success or not."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._in_flight)
+        with self._lock:
+            self._room.wait_for(lambda: not self._in_flight)
 
     def close(self) -> None:
         """Wait for all answers, then end the call. Safe to call twice."""
@@ -152,7 +195,7 @@ class Connection:
 
     def abandon(self) -> None:
         """End the call now. Requests without answer fail."""
-        with self._changed:
+        with self._lock:
             self._fail(UnreachableError("The connection was closed before an answer came."))
         self._end()
 
@@ -163,11 +206,12 @@ class Connection:
             thread.start()
 
     def _end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._ended.set()
             self._cancel()
             self._changed.notify_all()
+            self._room.notify_all()
             threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
@@ -179,11 +223,19 @@ class Connection:
             raise UnreachableError("The connection is closed.")
 
     def _watch(self) -> None:
-        """Give up a call that has stalled: it is not closed, but nothing comes back."""
-        while not self._ended.wait(self._stall / 4):
-            with self._changed:
-                if self._in_flight and time.monotonic() - self._moved > self._stall:
+        """Give up a call that has stalled (nothing comes back), and end one that is not used."""
+        while not self._ended.wait(min(self._stall, self._idle) / 4):
+            with self._lock:
+                quiet = time.monotonic() - self._moved
+                if self._in_flight and quiet > self._stall:
                     self._moved = time.monotonic()
+                    text = f"nothing was acknowledged for {quiet:.0f} s"
+                    self._stalled = ConnectionAbortedError(text)
+                    self._cancel()
+                elif not self._in_flight and quiet > self._idle:
+                    self._resting = True
+                    self._generation += 1  # what is sent from now on goes over the next call
+                    self._changed.notify_all()
                     self._cancel()
 
     def _cancel(self) -> None:
@@ -195,39 +247,43 @@ class Connection:
         try:
             self._serve()
         except Exception as error:  # noqa: BLE001  # whoever waits must be told, whatever it was
-            text = f"The connection failed: {type(error).__name__}: {error}"
-            with self._changed:
+            text = f"{self._what}: the connection failed: {type(error).__name__}: {error}"
+            with self._lock:
                 self._fail(_caused(UnreachableError(text), error))
 
     def _serve(self) -> None:
-        pauses = self._backoff.pauses()
+        pauses, last = self._backoff.pauses(), None
         while self._await_work():
             before = self._answers
             error = self._converse()
             if self._answers > before:
-                pauses = self._backoff.pauses()
+                pauses, last = self._backoff.pauses(), None
             if error is None:
                 continue
-            with self._changed:
-                pause = self._after(error, pauses)
-                if pause is None:
-                    continue
-                self._changed.wait_for(lambda: self._closed, timeout=pause)
+            fault = classify(error)
+            with self._lock:
+                self.reconnects += 1
+                pause = self._after(error, fault, last, pauses)
+            last = fault
+            if pause:
+                self._tell(f"waiting {pause:.1f} s to connect again: {error_text(error)}")
+                with self._lock:
+                    self._changed.wait_for(lambda: self._closed, timeout=pause)
 
     def _await_work(self) -> bool:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._in_flight or self._closed)
             return not self._closed
 
     def _converse(self) -> Exception | None:
-        """One call from its opening to its end. Returns why it ended; None when nothing is open."""
-        with self._changed:
+        """One call from its opening to its end. Returns why it ended, when that was too soon."""
+        with self._lock:
             self._generation += 1
-            self._sent = 0
+            self._sent, self._resting, self._stalled = 0, False, None
             requests = self._requests(self._generation)
         try:
             call = self._open_call(requests)
-            with self._changed:
+            with self._lock:
                 self._call = call
                 if self._closed:
                     call.cancel()
@@ -238,17 +294,17 @@ class Connection:
             error = failure
         except ValueError as failure:  # gRPC: the channel is closed
             error = failure
-        with self._changed:
+        with self._lock:
             self._call = None
             self._generation += 1  # the sender of this call stops
             self._changed.notify_all()
-            return error if self._in_flight else None
+            return self._stalled or error if self._in_flight and not self._resting else None
 
     def _requests(self, generation: int) -> Iterator[bytes]:
         """What one call sends. gRPC reads it in a thread of its own."""
         dress = self._first
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(
                     lambda: (
                         generation != self._generation
@@ -264,16 +320,22 @@ class Connection:
             dress = bytes  # gives back the same object
 
     def _acknowledge(self, response: Any) -> None:
-        with self._changed:
+        refusal = _refusal(response) if response.HasField("error") else None
+        with self._lock:
+            if response.HasField("updated_schema"):
+                self.updated_schema = response.updated_schema
             if not self._in_flight:
                 return  # abandoned
             request = self._take(0)
             self._moved = time.monotonic()
-            self._answers += not response.HasField("error")  # only success resets the deadline
-            self._window = min(self._widest, self._window + len(request.payload))
-            self._changed.notify_all()
-        if response.HasField("error"):
-            request.answer.set_exception(_refusal(response))
+            if refusal is None:  # only success resets the deadline
+                self._answers += 1
+                self._window = min(self._widest, self._window + len(request.payload))
+            elif refusal.fault is Fault.THROTTLED:
+                self._narrow()
+            self._room.notify_all()
+        if refusal is not None:
+            request.answer.set_exception(refusal)
         else:
             offset = response.append_result.offset
             has_offset = response.append_result.HasField("offset")
@@ -286,27 +348,35 @@ class Connection:
         self._bytes -= len(request.payload)
         return request
 
-    def _after(self, error: Exception, pauses: Iterator[float]) -> float | None:
-        """Decide what a broken call means. Returns the pause before the next; None without one."""
+    def _narrow(self) -> None:
+        """Halve the window; a single request always fits."""
+        self._window = max(1, self._window // 2)
+
+    def _after(
+        self, error: Exception, fault: Fault, last: Fault | None, pauses: Iterator[float]
+    ) -> float:
+        """Decide what a broken call means. Returns the seconds to wait before the next."""
         if not self._in_flight:
-            return None
-        fault = classify(error)
+            return 0.0
         if fault is Fault.TOO_LARGE:
             sizes = [len(request.payload) for request in self._in_flight]
             refused = self._take(sizes.index(max(sizes)))
             refused.answer.set_exception(_caused(RequestTooLargeError(error_text(error)), error))
-            self._changed.notify_all()
-            return None
-        if fault is Fault.THROTTLED:
-            self._window = max(len(self._in_flight[0].payload), self._window // 2)
-        if fault not in (Fault.BROKEN, Fault.THROTTLED):
+            self._room.notify_all()
+            return 0.0
+        if fault not in PASSING:
             self._fail(_caused(AppendRefused(fault, error_text(error), []), error))
-            return None
+            return 0.0
+        if fault is Fault.THROTTLED:
+            self._narrow()
         pause = next(pauses, None)
         if pause is None:
-            text = f"No append was acknowledged within the deadline. Last: {error_text(error)}"
-            self._fail(_caused(UnreachableError(text), error))
-        return pause
+            said = f"nothing was acknowledged within the deadline. Last: {error_text(error)}"
+            kind = QuotaError if fault is Fault.THROTTLED else UnreachableError
+            self._fail(_caused(kind(f"{self._what}: {said}"), error))
+            return 0.0
+        drains = fault is Fault.BROKEN and last is not Fault.BROKEN
+        return 0.0 if drains else pause  # another server is ready for those of one that drains
 
     def _fail(self, failure: ConnectorError) -> None:
         """Fail everything in flight and what would come. The lock is held."""
@@ -315,12 +385,12 @@ class Connection:
         for request in waiting:
             request.answer.set_exception(failure)
         self._changed.notify_all()
+        self._room.notify_all()
 
 
 def _refusal(response: Any) -> AppendRefused:
-    status: status_pb2.Status = response.error
     rows = [(int(error.index), str(error.message)) for error in response.row_errors]
-    return AppendRefused(Fault.ROWS if rows else classify(status), status.message, rows)
+    return AppendRefused(classify_answer(response), response.error.message, rows)
 
 
 def _caused(failure: ConnectorError, cause: Exception) -> ConnectorError:

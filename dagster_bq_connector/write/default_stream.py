@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector.clients import Clients
 from dagster_bq_connector.errors import (
+    AccessDeniedError,
     ConnectorError,
     FailedRow,
     FailedRowsError,
     Fault,
-    RefusedError,
     RequestTooLargeError,
     SchemaError,
     TableNotFoundError,
-    UnreachableError,
+    explain_fault,
 )
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import PASSING, Backoff
@@ -31,12 +30,16 @@ from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.write.connection import (
+    IDLE_SECONDS,
     STALL_SECONDS,
     AppendRefused,
     Connection,
+    Turnstile,
     append_rows,
 )
 from dagster_bq_connector.write.encode import Encoder, OversizedRow
+from dagster_bq_connector.write.piece import Piece, Sent
+from dagster_bq_connector.write.pool import Pool
 from dagster_bq_connector.write.protobuf import encoder_for
 from dagster_bq_connector.write.result import WriteResult
 
@@ -44,41 +47,18 @@ from dagster_bq_connector.write.result import WriteResult
 REQUEST_LIMIT = int(9.5 * 1024 * 1024)
 # Measured best for CPU caches and latency.
 PREFERRED_BYTES = 2 * 1024 * 1024
-# How long a table that was just created may be unknown to the Storage API.
-NEW_TABLE_SECONDS = 120.0
 SMALLEST_LIMIT = 64 * 1024  # a limit below this is no limit but a broken server
+# How long a table that was just created may be unknown to the Storage API, and a column that was
+# just added: the service takes minutes to notice.
+NEW_TABLE_SECONDS = 120.0
+SCHEMA_LAG_SECONDS = 600.0
+POLL = Backoff(initial=0.25, cap=15.0)
 
 MakeEncoder: TypeAlias = Callable[[Sequence[SchemaField], pa.Schema, str], Encoder]
+# Looks at rows as they travel, the first of which has a position in the data.
+Check: TypeAlias = Callable[[pa.RecordBatch, int], object]
 
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows of one batch; `indices` are their positions in the data, or where they begin there."""
-
-    batch: pa.RecordBatch
-    indices: np.ndarray[tuple[int], np.dtype[np.int64]] | int
-
-    def index(self, row: int) -> int:
-        return self.indices + row if isinstance(self.indices, int) else int(self.indices[row])
-
-    def slice(self, start: int, rows: int) -> _Piece:
-        indices = self.indices
-        kept = indices + start if isinstance(indices, int) else indices[start : start + rows]
-        return _Piece(self.batch.slice(start, rows), kept)
-
-    def without(self, bad: Iterable[int]) -> _Piece:
-        good = np.setdiff1d(np.arange(self.batch.num_rows), list(bad))
-        first = self.indices
-        kept = good + first if isinstance(first, int) else first[good]
-        return _Piece(self.batch.take(pa.array(good, pa.int64())), kept)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    answer: Future[int | None]
-    piece: _Piece
-    size: int
-    at: float
+_MISSING = (Fault.TABLE_MISSING, Fault.DENIED)
 
 
 def append(
@@ -87,6 +67,10 @@ def append(
     data: Batches,
     progress: Progress,
     deadline: float,
+    *,
+    connections: int = 1,
+    look_up: Callable[[], EnsuredTable] | None = None,
+    check: Check | None = None,
     encoder: MakeEncoder = encoder_for,
 ) -> WriteResult:
     """Append rows and wait until every one is acknowledged.
@@ -94,31 +78,40 @@ def append(
     Args:
         clients: Where to.
         table: The table, which exists.
-        data: The rows.
-        progress: Counts acknowledged rows.
+        data: The rows. A later batch may have columns that the first one has not.
+        progress: Counts acknowledged rows, and is told of waits.
         deadline: Seconds without any success after which it fails.
+        connections: AppendRows calls at once.
+        look_up: Finds the table as it is now, for when it changes under way.
+        check: Raises for rows that do not belong here, before they are sent.
         encoder: Makes the encoder from the table's columns, the schema and the stream's name.
 
     Returns:
         What was appended.
 
     Raises:
-        SchemaError: The columns do not fit the table. Nothing was sent.
+        SchemaError: The columns do not fit the table. Nothing was sent, or the table changed, and
+            a note of the error says how many rows are in it.
         FailedRowsError: Some rows were refused; the others are in the table.
+        TableNotFoundError: The table is gone.
         UnreachableError: Rows without acknowledgement may or may not be in the table.
+        QuotaError: BigQuery takes no more for now.
         RefusedError: BigQuery refused the append as a whole.
     """
-    appender = _Appender(clients, table, data.schema, progress, deadline, encoder)
+    appender = _Appender(clients, table, data.schema, progress, deadline, look_up, encoder)
+    appender.pool = Pool(appender.connect, connections)
     try:
         position = 0
         for batch in data.batches:
-            appender.add(batch, position)
+            appender.add(batch, position, check)
             position += batch.num_rows
         appender.settle()
-    except BaseException:
-        appender.connection.abandon()
+    except BaseException as error:
+        appender.pool.abandon()
+        if isinstance(error, ConnectorError):
+            error.add_note(appender.so_far())
         raise
-    appender.connection.close()
+    appender.pool.close()
     if appender.failed:
         rows = sorted(appender.failed, key=lambda row: row.index)
         raise FailedRowsError(table.ref, rows, appender.rows)
@@ -128,12 +121,15 @@ def append(
         operation="append",
         rows=appender.rows,
         bytes=appender.bytes,
-        columns=table.columns,
+        columns=appender.table.columns,
+        reconnects=appender.pool.reconnects,
     )
 
 
 class _Appender:
     """Sends pieces and deals with what becomes of them."""
+
+    pool: Pool
 
     def __init__(
         self,
@@ -142,27 +138,32 @@ class _Appender:
         schema: pa.Schema,
         progress: Progress,
         deadline: float,
+        look_up: Callable[[], EnsuredTable] | None,
         encoder: MakeEncoder,
     ) -> None:
-        self._clients, self._table, self._progress = clients, table, progress
-        self._backoff = Backoff(deadline=deadline)
+        self._clients, self._progress, self._look_up = clients, progress, look_up
+        self._deadline, self._make_encoder = deadline, encoder
         self._stream = f"{table.ref.path}/streams/_default"
+        self._know(table)
+        self._schema = schema
         self._conform = Conformer(schema, table.columns)
-        self._encoder = encoder(table.columns, self._conform.schema, self._stream)
-        self._sent: deque[_Sent] = deque()
-        self._new_until = time.monotonic() + NEW_TABLE_SECONDS - table.age
-        self._pauses: Iterator[float] | None = None  # since the last success
+        self._encoder = self._encoder_for(self._conform)
+        self._told: Any = None  # the last change of the table that was taken in
+        self._sent: deque[Sent] = deque()
+        self._waits: dict[Fault, Iterator[float]] = {}  # since the last success
         self._paused = 0.0  # when the last pause ended
-        self.connection = self._connect()
         self.rows = self.bytes = 0
         self.failed: list[FailedRow] = []
 
-    def add(self, batch: pa.RecordBatch, position: int) -> None:
+    def add(self, batch: pa.RecordBatch, position: int, check: Check | None) -> None:
         """Send the rows of a batch that begins at `position` of the data."""
+        self._follow(batch.schema)
         conformed = self._conform(batch)
+        if check is not None:
+            check(conformed.batch, position)
         self.failed += [row.moved(position) for row in conformed.failed]
         kept = conformed.positions
-        self._send(_Piece(conformed.batch, position if kept is None else kept + position))
+        self._send(Piece(conformed.batch, position if kept is None else kept + position))
         self.settle(only_done=True)
 
     def settle(self, only_done: bool = False) -> None:
@@ -176,32 +177,88 @@ class _Appender:
             except AppendRefused as refusal:
                 self._refused(refusal, sent)
             else:
-                self._pauses = None
+                self._waits.clear()
                 self.rows += sent.piece.batch.num_rows
                 self.bytes += sent.size
                 self._progress.advance(sent.piece.batch.num_rows)
 
-    def _connect(self) -> Connection:
-        call = append_rows(self._clients.channel, self._stream)
-        stall = min(STALL_SECONDS, self._backoff.deadline)
-        return Connection(call, self._encoder.first, backoff=self._backoff, stall=stall)
+    def connect(self, turnstile: Turnstile, window: int) -> Connection:
+        """A connection for rows as they travel now."""
+        return Connection(
+            append_rows(self._clients.channel, self._stream),
+            self._encoder.first,
+            backoff=Backoff(deadline=self._deadline),
+            window=window,
+            stall=min(STALL_SECONDS, self._deadline),
+            idle=IDLE_SECONDS,
+            turnstile=turnstile,
+            tell=self._progress.wait,
+            what=f"Table {self.table.ref}",
+        )
 
-    def _send(self, piece: _Piece) -> None:
+    def so_far(self) -> str:
+        """What became of the rows of an append that failed."""
+        bad = "".join(f"\n  {row}" for row in self.failed[: FailedRowsError.SHOWN])
+        named = f"\n{len(self.failed)} row(s) were refused by then:{bad}" if bad else ""
+        return f"{self.rows} row(s) of this append were acknowledged before it failed.{named}"
+
+    def _encoder_for(self, conform: Conformer) -> Encoder:
+        return self._make_encoder(self.table.columns, conform.schema, self._stream)
+
+    def _know(self, table: EnsuredTable) -> None:
+        self.table = table
+        self._new_until = time.monotonic() + NEW_TABLE_SECONDS - table.age
+
+    def _follow(self, schema: pa.Schema) -> None:
+        """Take in what has changed since the last batch: the table's columns, or the data's."""
+        told = self.pool.updated_schema
+        if told in (None, self._told) and set(schema.names) == set(self._schema.names):
+            return
+        self.settle()  # what is under way stays as it was encoded
+        conform, self._told = self._look_again(schema), told
+        if conform.schema != self._conform.schema:
+            self._encoder = self._encoder_for(conform)
+            self.pool.renew()  # a call takes rows of the one schema that it began with
+        self._schema, self._conform = schema, conform
+
+    def _look_again(self, schema: pa.Schema) -> Conformer:
+        """Look the table up as it is now, and match columns of data to it.
+
+        Raises:
+            SchemaError: It does not have the columns.
+            TableNotFoundError: It is gone.
+        """
+        if self._look_up is not None:
+            self._know(self._look_up())
+        try:
+            return Conformer(schema, self.table.columns)
+        except SchemaError as error:
+            raise SchemaError(
+                f"Table {self.table.ref} has changed while rows were appended, and takes these no "
+                f"more. {error}"
+            ) from error
+
+    def _send(self, piece: Piece, first: bool = False) -> None:
+        """Send rows. The answers are dealt with after those of all others, or before them."""
         if not piece.batch.num_rows:
             return
+        sent: list[Sent] = []
         limit = self._clients.request_limit or REQUEST_LIMIT
         for cut in self._encoder.cut(piece.batch, limit, min(PREFERRED_BYTES, limit)):
             if isinstance(cut, OversizedRow):
                 self._oversized(piece.index(cut.start), cut.size, limit)
                 continue
-            part = piece.slice(cut.start, cut.rows)
             try:
-                answer = self.connection.send(cut.payload)
+                answer = self.pool.send(cut.payload)
             except AppendRefused as refusal:
                 answer = Future[int | None]()
                 answer.set_exception(refusal)
-            size = len(cut.payload)
-            self._sent.append(_Sent(answer, part, size, time.monotonic()))
+            part, size = piece.slice(cut.start, cut.rows), len(cut.payload)
+            sent.append(Sent(answer, part, size, time.monotonic()))
+        if first:
+            self._sent.extendleft(reversed(sent))
+        else:
+            self._sent.extend(sent)
 
     def _oversized(self, index: int, size: int, limit: int) -> None:
         reason = (
@@ -210,16 +267,17 @@ class _Appender:
         )
         self.failed.append(FailedRow(index, reason))
 
-    def _split(self, sent: _Sent) -> None:
+    def _split(self, sent: Sent) -> None:
         """The server takes less than was thought: remember, and cut again."""
         if sent.piece.batch.num_rows == 1:
             self._oversized(sent.piece.index(0), sent.size, sent.size - 1)
             return
         limit = self._clients.request_limit or REQUEST_LIMIT
-        self._clients.request_limit = max(SMALLEST_LIMIT, min(limit, sent.size // 2))
+        half = max(SMALLEST_LIMIT, min(limit, sent.size // 2))
+        self._clients.remember_request_limit(half)
         self._send(sent.piece)
 
-    def _refused(self, refusal: AppendRefused, sent: _Sent) -> None:
+    def _refused(self, refusal: AppendRefused, sent: Sent) -> None:
         fault = refusal.fault
         if fault is Fault.TOO_LARGE:
             self._split(sent)
@@ -227,45 +285,57 @@ class _Appender:
             bad = dict(refusal.row_errors)
             self.failed += [FailedRow(sent.piece.index(row), text) for row, text in bad.items()]
             self._send(sent.piece.without(bad))
-        elif self._passes(fault):
-            self._pause(refusal, sent)
-            self._send(sent.piece)
+        elif fault not in PASSING and fault not in _MISSING and fault is not Fault.SCHEMA_LAG:
+            raise self._error(refusal) from refusal
+        elif sent.at < self._paused:
+            self._send(sent.piece)  # the last pause was for it too
         else:
+            self._pause(refusal)
+            self._send(sent.piece, first=True)  # if it is refused again, the others need not try
+
+    def _pause(self, refusal: AppendRefused) -> None:
+        """Wait for a refusal to pass, if it may."""
+        fault = refusal.fault
+        if fault not in self._waits:
+            self._waits[fault] = self._pauses(fault)
+        if (pause := next(self._waits[fault], None)) is None:
             raise self._error(refusal) from refusal
-
-    def _passes(self, fault: Fault) -> bool:
-        """Whether the same rows may be taken next time.
-
-        A table that was created just now may be unknown, or denied, to the Storage API.
-        """
-        new = time.monotonic() < self._new_until
-        return fault in PASSING or (new and fault in (Fault.TABLE_MISSING, Fault.DENIED))
-
-    def _pause(self, refusal: AppendRefused, sent: _Sent) -> None:
-        """Wait before the rows are sent again: once for all that was sent before the last pause."""
-        if sent.at < self._paused:
-            return
-        self._pauses = self._pauses or self._backoff.pauses()
-        if (pause := next(self._pauses, None)) is None:
-            raise self._error(refusal) from refusal
+        self._progress.wait(f"waiting {pause:.1f} s to try again: {refusal}")
         time.sleep(pause)
-        if self.connection.failed:
-            self.connection.abandon()
-            self.connection = self._connect()
+        if fault is Fault.SCHEMA_LAG:
+            self.pool.renew()  # the server looks at the table's columns when a call begins
+        else:
+            self.pool.mend()
         self._paused = time.monotonic()
 
+    def _pauses(self, fault: Fault) -> Iterator[float]:
+        """How to wait; not at all for a table or column that is not new but gone."""
+        if fault in PASSING:
+            return Backoff(deadline=self._deadline).pauses()
+        if fault is Fault.SCHEMA_LAG or time.monotonic() >= self._new_until:
+            self._look_again(self._schema)
+        new = self._new_until - time.monotonic()
+        lag = SCHEMA_LAG_SECONDS if fault is Fault.SCHEMA_LAG else new
+        return replace(POLL, deadline=lag).pauses()
+
     def _error(self, refusal: AppendRefused) -> ConnectorError:
-        if refusal.fault in (Fault.TABLE_MISSING, Fault.DENIED):
+        table = self.table.ref
+        if refusal.fault is Fault.TABLE_MISSING:
             return TableNotFoundError(
-                f"Table {self._table.ref} is gone, or these credentials may not write to it "
+                f"Table {table} is gone, or these credentials may not write to it "
+                f"(bigquery.tables.updateData). BigQuery said: {refusal}"
+            )
+        if refusal.fault is Fault.DENIED:
+            return AccessDeniedError(
+                f"Table {table}: these credentials may not write to it "
                 f"(bigquery.tables.updateData). BigQuery said: {refusal}"
             )
         if refusal.fault is Fault.SCHEMA_LAG:
+            named = [name for name in self._conform.schema.names if repr(name) in str(refusal)]
+            columns = ", ".join(map(repr, named or self._conform.schema.names))
             return SchemaError(
-                f"Table {self._table.ref} lost a column, or gained it moments ago: {refusal}"
+                f"Table {table} has the columns of the rows ({columns}), but BigQuery's Storage "
+                f"API has not noticed within {SCHEMA_LAG_SECONDS / 60:.0f} minutes: append the "
+                f"rows again later, or write them with FileLoadsWriter. BigQuery said: {refusal}"
             )
-        if refusal.fault in PASSING:
-            return UnreachableError(
-                f"Table {self._table.ref}: no success within the deadline. Last: {refusal}"
-            )
-        return RefusedError(f"Table {self._table.ref}: {refusal}")
+        return explain_fault(refusal.fault, str(refusal), f"Table {table}")

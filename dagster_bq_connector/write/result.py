@@ -27,6 +27,7 @@ class WriteResult:
         columns: The columns of the table.
         partitions: Rows by partition key, when the write replaced partitions.
         jobs: Ids of the load jobs.
+        reconnects: How often a connection of a streamed write broke and was opened again.
     """
 
     table: TableRef
@@ -37,3 +38,4 @@ class WriteResult:
     columns: Sequence[SchemaField]
     partitions: Mapping[str, int] = field(default_factory=dict[str, int])
     jobs: Sequence[str] = ()
+    reconnects: int = 0

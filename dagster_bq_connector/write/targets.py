@@ -81,6 +81,11 @@ class Targets:
     slice: BoundSlice | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
 
+    def check(self, batch: pa.RecordBatch, first: int) -> None:
+        """Refuse rows that belong to no target, and count the others."""
+        for _ in self.split(batch, first):
+            pass
+
 
 def of_table(ref: TableRef, ensure: Ensure, options: TableOptions | None) -> Targets:
     """One table, or one partition of it, takes all rows."""
@@ -137,6 +142,32 @@ def of_rows(
     if operation == "append" and not _needs_sql(targets):
         return replace(targets, staged=False)
     return targets
+
+
+def of_stream(slice_: TableSlice | RowSlice, table: EnsuredTable) -> Targets:
+    """The rows of a slice that are streamed into its table, where BigQuery finds their partition.
+
+    `split` refuses those of others, and counts the rows.
+
+    Raises:
+        PartitionError: A key does not fit its column.
+        UnsupportedError: No column says where a row belongs.
+    """
+
+    def refuse(expression: str) -> str:
+        raise UnsupportedError(
+            f"{expression!r} is no column of {slice_.table}, so rows cannot be checked before they "
+            "are streamed: write them with FileLoadsWriter."
+        )
+
+    if isinstance(slice_, RowSlice):
+        return _of_rows(slice_, table, refuse)
+    if slice_.sharded or slice_.column is None:
+        raise UnsupportedError(
+            f"BigQuery chooses the partition of a row that is streamed to {slice_.table}, and a "
+            "stream leads to one table: write the partitions with FileLoadsWriter."
+        )
+    return _of_rows(_as_rows(slice_, table.columns), table, refuse)
 
 
 def _needs_sql(targets: Targets) -> bool:

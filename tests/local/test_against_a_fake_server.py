@@ -16,6 +16,7 @@ from google.rpc import status_pb2
 from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStreamWriter
 from dagster_bq_connector.errors import (
     FailedRowsError,
+    QuotaError,
     RefusedError,
     TableNotFoundError,
     UnreachableError,
@@ -23,7 +24,7 @@ from dagster_bq_connector.errors import (
 from dagster_bq_connector.read import rows as read_rows
 from dagster_bq_connector.read import stream as read_stream
 from dagster_bq_connector.write import default_stream
-from support.fake_storage import FakeStorage, acknowledged
+from support.fake_storage import FakeStorage, Received, acknowledged
 
 MIB = 1024 * 1024
 
@@ -34,36 +35,6 @@ def faked(
 ) -> BigQueryResource:
     other = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 20}
     return BigQueryResource(**(fields | other))
-
-
-class Received:
-    """Decodes what the fake takes."""
-
-    def __init__(self) -> None:
-        self.schema: pa.Schema | None = None
-        self.ids: list[int] = []
-        self.sizes: list[int] = []
-
-    def take(self, request: types.AppendRowsRequest) -> list[int]:
-        if serialized := request.arrow_rows.writer_schema.serialized_schema:
-            self.schema = pa.ipc.read_schema(pa.py_buffer(serialized))
-        data = pa.py_buffer(request.arrow_rows.rows.serialized_record_batch)
-        self.sizes.append(types.AppendRowsRequest.pb(request).ByteSize())
-        return pa.ipc.read_record_batch(data, self.schema)["id"].to_pylist()
-
-    def refusing(self, limit: int) -> Any:
-        """An `append` that takes requests of `limit` bytes and refuses larger ones."""
-
-        def append(requests, context):
-            for request in requests:
-                ids = self.take(request)
-                if self.sizes[-1] > limit:
-                    text = f"AppendRows request too large: {self.sizes[-1]} limit {limit}"
-                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-                self.ids += ids
-                yield acknowledged()
-
-        return append
 
 
 def test_a_refused_size_is_halved_and_remembered(
@@ -92,8 +63,9 @@ def test_rows_are_cut_by_their_bytes_on_the_wire(
     received = Received()
 
     def append(requests, _context):
+        decode = received.call()
         for request in requests:
-            received.ids += received.take(request)
+            received.ids += decode(request)["id"].to_pylist()
             yield acknowledged()
 
     storage.append = append
@@ -122,8 +94,9 @@ def test_rows_that_the_server_refuses_are_taken_out(
     received = Received()
 
     def append(requests, _context):
+        decode = received.call()
         for request in requests:
-            ids = received.take(request)
+            ids = decode(request)["id"].to_pylist()
             if bad := [n for n, id_ in enumerate(ids) if id_ % 10 == 3]:
                 errors = [types.RowError(index=n, message="no threes") for n in bad]
                 status = status_pb2.Status(code=3, message="Errors found while processing rows.")
@@ -153,10 +126,11 @@ def test_a_new_table_may_be_unknown_for_a_while(
     received = Received()
 
     def append(requests, context):
+        decode = received.call()
         for request in requests:
             if storage.append_calls < 3:
                 context.abort(code, "Permission denied on table (or it may not exist).")
-            received.ids += received.take(request)
+            received.ids += decode(request)["id"].to_pylist()
             yield acknowledged()
 
     storage.append = append
@@ -352,9 +326,20 @@ def test_many_refused_sizes_halve_once(
     assert limit // 4 < remembered <= limit
 
 
-@pytest.mark.parametrize("code", [8, 14])
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [
+        (8, QuotaError, "BigQuery allows no more for now: later"),
+        (14, UnreachableError, "no success within the deadline. Last failure: later"),
+    ],
+)
 def test_an_answer_that_asks_for_patience_is_not_asked_for_ever(
-    fields: dict[str, Any], storage: FakeStorage, dataset: str, code: int
+    fields: dict[str, Any],
+    storage: FakeStorage,
+    dataset: str,
+    code: int,
+    error: type[Exception],
+    text: str,
 ) -> None:
     asked: list[int] = []
 
@@ -366,7 +351,7 @@ def test_an_answer_that_asks_for_patience_is_not_asked_for_ever(
     storage.append = append
     short = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 1}
     writer = DefaultStreamWriter(bigquery=BigQueryResource(**(fields | short)))
-    with pytest.raises(UnreachableError, match="no success within the deadline. Last: later"):
+    with pytest.raises(error, match=text):
         writer.append(pa.table({"id": [1]}), f"{dataset}.t")
     assert 2 <= len(asked) < 30
 
@@ -380,8 +365,9 @@ def test_a_new_table_costs_its_requests_one_wait_together(
     received = Received()
 
     def append(requests, context):
+        decode = received.call()
         for request in requests:
-            ids = received.take(request)
+            ids = decode(request)["id"].to_pylist()
             if storage.append_calls < 4:
                 context.abort(grpc.StatusCode.NOT_FOUND, "Not found: Table")
             received.ids += ids

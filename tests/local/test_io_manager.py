@@ -258,9 +258,7 @@ def test_a_mapping_of_partitions_and_one_that_leads_nowhere(
     def table(context: dg.AssetExecutionContext) -> pa.Table:
         return rows_of([context.partition_key], 2, first=10 * int(context.partition_key[-2:]))
 
-    @dg.asset(
-        partitions_def=DAILY, ins={"table": dg.AssetIn("table", partition_mapping=last_two)}
-    )
+    @dg.asset(partitions_def=DAILY, ins={"table": dg.AssetIn("table", partition_mapping=last_two)})
     def two_days(table: pl.DataFrame) -> None:
         taken["two"] = table
 

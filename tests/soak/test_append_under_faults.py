@@ -8,8 +8,10 @@ import random
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import grpc
@@ -21,7 +23,8 @@ from google.rpc import status_pb2
 from dagster_bq_connector import BigQueryResource, DefaultStreamWriter
 from dagster_bq_connector.errors import FailedRowsError
 from dagster_bq_connector.write import default_stream
-from support.fake_storage import FakeStorage, acknowledged
+from support.fake_storage import FakeStorage, acknowledged, refused
+from support.proxy import Proxy
 
 SEED = int(os.environ.get("SOAK_SEED", "20260801"))
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "300"))
@@ -40,14 +43,18 @@ FAULTS = {
     "lost acknowledgement": 15,
     "clean end": 10,
     "stall": 3,
+    "schema lag": 5,
+    "connection cut": 5,
+    "connection cut after storing": 5,
 }
+CONNECTIONS = 3
 
 
 class FailingServer:
     """Stores rows, and fails by a seeded schedule."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, seed: int, proxy: Proxy) -> None:
+        self.random, self.proxy, self.lock = random.Random(seed), proxy, Lock()
         self.seen = 0
         self.fired: Counter[str] = Counter()
         self.stored: Counter[int] = Counter()
@@ -73,7 +80,14 @@ class FailingServer:
                 schema = pa.ipc.read_schema(pa.py_buffer(serialized))
             data = pa.py_buffer(request.arrow_rows.rows.serialized_record_batch)
             ids = pa.ipc.read_record_batch(data, schema)["id"].to_pylist()
-            fault = self.fault()
+            with self.lock:
+                fault = self.fault()
+            if fault == "connection cut":
+                self.proxy.cut()
+                return
+            if fault == "schema lag":
+                yield refused(types.StorageError.StorageErrorCode.SCHEMA_MISMATCH_EXTRA_FIELDS, "?")
+                continue
             if fault == "stall":
                 while context.is_active():
                     time.sleep(0.01)
@@ -88,7 +102,11 @@ class FailingServer:
                 status = status_pb2.Status(code=3, message="Errors found while processing rows.")
                 yield types.AppendRowsResponse(error=status, row_errors=[error])
             else:
-                self.stored.update(ids)
+                with self.lock:
+                    self.stored.update(ids)
+                if fault == "connection cut after storing":
+                    self.proxy.cut()
+                    return
                 if fault == "lost acknowledgement":
                     context.abort(grpc.StatusCode.UNAVAILABLE, "gone with the answer")
                 yield acknowledged()
@@ -105,26 +123,37 @@ class FailingServer:
             context.abort(*codes[fault])
 
 
+def batches() -> Iterator[pa.RecordBatch]:
+    """A source that is slow at times, so that the calls rest."""
+    for number in range(REQUESTS):
+        if number % 50 == 49:
+            time.sleep(0.2)
+        yield pa.record_batch({"id": range(number * ROWS, (number + 1) * ROWS)})
+
+
 def test_no_row_is_lost(
     fields: dict[str, Any],
     storage: FakeStorage,
     dataset: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = FailingServer(SEED)
+    proxy = Proxy(storage.port)
+    server = FailingServer(SEED, proxy)
     storage.append = server.append
     monkeypatch.setattr(default_stream, "STALL_SECONDS", 0.5)
-    endpoint = {"storage_endpoint": f"http://{storage.address}", "deadline_seconds": 60}
-    writer = DefaultStreamWriter(bigquery=BigQueryResource(**(fields | endpoint)))
-    rows = pa.table({"id": range(REQUESTS * ROWS)}).to_reader(max_chunksize=ROWS)
+    monkeypatch.setattr(default_stream, "IDLE_SECONDS", 0.05)
+    endpoint = {"storage_endpoint": f"http://{proxy.address}", "deadline_seconds": 60}
+    bigquery = BigQueryResource(**(fields | endpoint))
+    writer = DefaultStreamWriter(bigquery=bigquery, connections=CONNECTIONS)
     began = time.monotonic()
     refused: set[int] = set()
     written = 0
     try:
-        written = writer.append(rows, f"{dataset}.t").rows
+        written = writer.append(batches(), f"{dataset}.t").rows
     except FailedRowsError as error:
         refused, written = {row.index for row in error.rows}, error.written
     seconds = time.monotonic() - began
+    proxy.stop()
     sent = set(range(REQUESTS * ROWS))
     lost = sent - refused - set(server.stored)
     assert lost == set()
@@ -153,6 +182,7 @@ Commit {commit}, {datetime.now(UTC):%Y-%m-%d}, seed {SEED}, {seconds:.0f} s.
 | | |
 |---|---|
 | requests of {ROWS} rows | {REQUESTS:,} |
+| connections, from a source that pauses longer than they rest | {CONNECTIONS} |
 | rows | {sent:,} |
 | refused by the server, and named | {refused:,} |
 | lost | 0 |
