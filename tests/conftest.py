@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import hypothesis
 import pytest
 
 from dagster_bq_connector import (
@@ -26,6 +27,16 @@ NEEDED = ("BQ_TEST_PROJECT", "BQ_TEST_DATASET", "BQ_TEST_BUCKET")
 ON_SERVICE = all(os.environ.get(name) for name in NEEDED)
 BUCKET = os.environ["BQ_TEST_BUCKET"] if ON_SERVICE else "staging"
 PREFIX = os.environ["BQ_TEST_DATASET"] if ON_SERVICE else "test"
+
+
+# A busy machine is no failure, and a failure is repeated by its seed.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
