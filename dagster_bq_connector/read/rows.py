@@ -13,6 +13,7 @@ import pyarrow as pa
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.read.session import ReadSession
 from dagster_bq_connector.read.stream import StreamReader
+from dagster_bq_connector.schema.arrow import without_marks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +58,9 @@ class Rows:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
         """The Arrow C stream interface, for Polars, DuckDB and others."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
+        schema = without_marks(self.schema)
+        reader = pa.RecordBatchReader.from_batches(schema, (b.cast(schema) for b in self))
+        return reader.__arrow_c_stream__(requested_schema)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """A reader that fetches as it is read."""
@@ -71,7 +74,7 @@ class Rows:
         """All rows as a Polars frame. Needs Polars."""
         import polars as pl
 
-        frame = pl.from_arrow(self.to_arrow())
+        frame = pl.from_arrow(self.to_arrow().cast(without_marks(self.schema)))
         assert isinstance(frame, pl.DataFrame)  # a table never becomes a series
         return frame
 
