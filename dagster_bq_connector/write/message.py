@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
-from dagster_bq_connector.schema.proto import children, is_packed, varint
-from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.schema.proto import is_packed, varint
+from dagster_bq_connector.schema.types import child_fields, type_name
 from dagster_bq_connector.write.wire import (
     VALUES,
     Long,
@@ -57,7 +57,7 @@ def fields(columns: Sequence[SchemaField]) -> tuple[Field, ...]:
 
 def _field(number: int, column: SchemaField) -> Field:
     name = type_name(column)
-    nested, values = fields(children(column)), VALUES.get(name)
+    nested, values = fields(child_fields(column)), VALUES.get(name)
     if is_packed(column):
         return Field(_tag(number, _DELIMITED), element=Field(b"", values))
     field = Field(_tag(number, _WIRE_TYPES.get(name, _DELIMITED)), values, nested)
