@@ -102,12 +102,17 @@ class RowSlice:
             expression_type: Gives the type of what is no column; asked once for each.
 
         Raises:
-            PartitionError: An expression that the table does not take.
+            PartitionError: An expression that the table does not take, or an array.
         """
         types: dict[str, str] = {}
         expressions: set[str] = set()
-        for name in {filter_.column for _, filters in self.parts for filter_ in filters}:
+        for name in dict.fromkeys(f.column for _, filters in self.parts for f in filters):
             if column := find_column(columns, name):
+                if column.mode == "REPEATED":
+                    raise PartitionError(
+                        f"Column {name!r} of {self.table} is an array, which holds no one key: use "
+                        "another column, or an expression."
+                    )
                 types[name] = type_name(column)
             elif name == INGESTION_TIME:
                 types[name] = "TIMESTAMP"

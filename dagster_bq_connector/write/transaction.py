@@ -47,6 +47,7 @@ from dagster_bq_connector.table.row_slice import BoundSlice
 from dagster_bq_connector.write.jobs import (
     JobSettings,
     Running,
+    cancel_all,
     finish_all,
     start_load,
     start_query,
@@ -173,13 +174,17 @@ def _load(
         plain_columns(targets.columns), bigquery.WriteDisposition.WRITE_EMPTY
     )
     jobs: list[Running] = []
-    for number, target in enumerate(targets.targets):
-        ref, files = tables.of(target), staged[target.id]
-        job_id = settings.job_id(f"stage_{number}")
-        job = start_load(
-            settings.client, files.uris, ref.to_api(), config, job_id, settings.deadline
-        )
-        jobs.append(Running(job_id, job, f"Load into {ref}", files.rows))
+    try:
+        for number, target in enumerate(targets.targets):
+            ref, files = tables.of(target), staged[target.id]
+            job_id = settings.job_id(f"stage_{number}")
+            job = start_load(
+                settings.client, files.uris, ref.to_api(), config, job_id, settings.deadline
+            )
+            jobs.append(Running(job_id, job, f"Load into {ref}", files.rows))
+    except BaseException:
+        cancel_all(jobs)
+        raise
     finish_all(jobs, settings.deadline, progress)
     return [job.id for job in jobs]
 
