@@ -35,6 +35,9 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 GOOGLE = "googleapis.com"
 AGENT = "dagster-bq-connector/0.1.0"
 HTTP_CONNECTIONS = 32
+# Of each call, gRPC receives two mebibytes ahead. By default it would measure the connection and
+# receive ahead as much as that carries: tens of mebibytes a read stream, whoever takes them.
+LOOKAHEAD_BYTES = 2 * 1024 * 1024
 # Pings keep a connection that only waits for acknowledgements alive through proxies; one a minute
 # is what Google's own Storage Write clients send. Left alone, gRPC waits up to two minutes before
 # it tries a lost connection again, and fails every call until then: our own pauses are shorter.
@@ -45,6 +48,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 10_000),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     ("grpc.primary_user_agent", AGENT),
 )
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import duckdb
 import grpc
-import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 from sqlglot import exp
 

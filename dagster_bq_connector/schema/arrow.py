@@ -70,24 +70,6 @@ def is_uuid(kind: pa.DataType) -> bool:
     return extension(kind) == "arrow.uuid"
 
 
-def without_marks(schema: pa.Schema) -> pa.Schema:
-    """The columns of a read without what Storage Read says of them beyond their Arrow type.
-
-    It calls JSON, and even a DATETIME, an extension type that no package knows. Polars takes that
-    at its word, and has no functions for such columns.
-    """
-    return pa.schema([_without_mark(field) for field in schema])
-
-
-def _without_mark(field: Any) -> Any:
-    kind = field.type
-    if isinstance(kind, pa.ListType):
-        kind = pa.list_(_without_mark(kind.value_field))
-    elif isinstance(kind, pa.StructType):
-        kind = pa.struct([_without_mark(child) for child in kind])
-    return pa.field(field.name, kind, field.nullable)
-
-
 def plain_type(kind: Any) -> pa.DataType:
     """The type of the values, below dictionaries, run ends and JSON, which is text."""
     if isinstance(kind, pa.DictionaryType) or at.is_run_end_encoded(kind):
