@@ -12,14 +12,8 @@ from typing import Any
 import grpc
 from google.cloud.bigquery_storage_v1 import types
 
-from dagster_bq_connector.errors import (
-    RefusedError,
-    UnreachableError,
-    classify,
-    error_code,
-    error_text,
-    explain,
-)
+from dagster_bq_connector.errors import RefusedError, UnreachableError, explain
+from dagster_bq_connector.faults import classify, error_code, error_text
 from dagster_bq_connector.read.message import Message
 from dagster_bq_connector.retry import PASSING, Backoff
 
