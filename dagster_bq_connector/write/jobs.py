@@ -175,10 +175,12 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
             than were staged. All jobs have ended by then, or cannot be asked about.
     """
     options: Any = rest_options(deadline)
+    loads = all(isinstance(running.job, bigquery.LoadJob) for running in jobs)
+    kind = "load jobs" if loads else "query jobs"
     failures: list[ConnectorError] = []
     try:
         for done, running in enumerate(jobs):
-            state = f"{done} of {len(jobs)} jobs done"
+            state = f"{done} of {len(jobs)} {kind} done"
             try:
                 _wait(running.job, options, lambda state=state: progress.wait(state))
                 _check_rows(running)
@@ -196,7 +198,7 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
     if failures:
         texts = "\n".join(f"  {failure}" for failure in failures)
         raise RefusedError(
-            f"{len(failures)} of {len(jobs)} jobs failed; the others are done. Run the "
+            f"{len(failures)} of {len(jobs)} {kind} failed; the others are done. Run the "
             f"partitions of these again:\n{texts}"
         ) from failures[0]
 

@@ -181,6 +181,30 @@ def test_what_the_service_says_of_tables_that_take_no_delete(
         load_writer.replace(rows_of(("de", 9)), regions(name, "de"))
 
 
+def test_a_staging_table_is_encrypted_as_its_destination(
+    dataset: str, load_writer: FileLoadsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, key = f"{dataset}.t", "projects/p/locations/us/keyRings/r/cryptoKeys/k"
+    load_writer.replace(rows_of(("de", 1)), name)
+    made: list[google.Table] = []
+    create, get = google.Client.create_table, google.Client.get_table
+
+    def encrypted(self: google.Client, *arguments: Any, **options: Any) -> google.Table:
+        table = get(self, *arguments, **options)
+        table.encryption_configuration = google.EncryptionConfiguration(kms_key_name=key)
+        return table
+
+    def noted(self: google.Client, table: google.Table, **options: Any) -> google.Table:
+        made.append(table)
+        return create(self, table, **options)
+
+    monkeypatch.setattr(google.Client, "get_table", encrypted)
+    monkeypatch.setattr(google.Client, "create_table", noted)
+    load_writer.replace(rows_of(("de", 9)), regions(name, "de"))
+    [staging] = made
+    assert staging.encryption_configuration.kms_key_name == key
+
+
 def test_a_staging_table_expires_by_itself(
     dataset: str,
     load_writer: FileLoadsWriter,
