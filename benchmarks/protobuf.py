@@ -115,7 +115,7 @@ def protobuf(address: str) -> None:
     def ours() -> None:
         with Progress("append", log=lambda _: None) as progress:
             default_stream.append(
-                clients, table, Batches(schema, iter(data)), progress, 60, ProtobufEncoder
+                clients, table, Batches(schema, iter(data)), progress, 60, encoder=ProtobufEncoder
             )
 
     encoder = ProtobufEncoder(columns, schema, STREAM)

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
-from dagster_bq_connector.schema.proto import children, row_type
-from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.schema.proto import row_type
+from dagster_bq_connector.schema.types import child_fields, type_name
 from dagster_bq_connector.write.encode import (
     PROTO_ROWS,
     SERIALIZED,
@@ -97,4 +97,4 @@ def _have_time(columns: Sequence[SchemaField]) -> bool:
 
 def _count(columns: Sequence[SchemaField]) -> int:
     """The columns and all that is within them."""
-    return sum(1 + _count(children(column)) for column in columns)
+    return sum(1 + _count(child_fields(column)) for column in columns)
