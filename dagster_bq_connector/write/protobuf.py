@@ -53,7 +53,7 @@ class ProtobufEncoder(Encoder):
         step = max(1, min(BLOCK_ROWS, BLOCK_VALUES // self._values, most))
         for start in range(0, count, step):
             rows, bounds = encode(SERIALIZED, self._fields, batch.slice(start, step))
-            yield from self._cut(rows, bounds, start, room, min(preferred, room))
+            yield from self._cut(rows, bounds, start, room, max(1, min(preferred, room)))
 
     def _cut(
         self, rows: Numbers, bounds: Numbers, position: int, room: int, preferred: int

@@ -344,6 +344,11 @@ def test_rows_that_fit_no_request_are_told_from_those_that_do() -> None:
     assert kept == [0, 2, 3, 5, 6]
 
 
+def test_no_row_fits_beside_a_head_that_is_too_large() -> None:
+    found = cut(TEXT, batch_of(TEXT, [{"id": 1, "s": ""}, {"id": 2, "s": ""}]), 100, 100)
+    assert [type(row) for row in found] == [OversizedRow, OversizedRow]
+
+
 def test_no_rows_are_no_requests() -> None:
     assert cut(TEXT, batch_of(TEXT, [])) == []
 
