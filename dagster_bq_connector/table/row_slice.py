@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -83,6 +83,25 @@ class RowSlice:
                     f"Partition {key!r} of {self.table} has no filter, so it would be the whole "
                     "table: name the column that holds its key."
                 )
+
+    @classmethod
+    def by_keys(
+        cls,
+        table: str | TableRef,
+        column: str,
+        keys: Iterable[str],
+        options: TableOptions | None = None,
+    ) -> RowSlice:
+        """The rows whose column holds one of some keys, a part for each.
+
+        Args:
+            table: The table.
+            column: A column, or any SQL expression over the columns of the table.
+            keys: The keys, as text; compared as what the column is.
+            options: The layout of a table that is created.
+        """
+        parts = tuple((key, (KeyFilter(column, (key,)),)) for key in keys)
+        return cls(TableRef.parse(table), parts, options)
 
     def resolve(self, project: str) -> RowSlice:
         """The same slice with the project that its table may lack."""
