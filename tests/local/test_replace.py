@@ -1,6 +1,7 @@
 """Partitions and tables are replaced by load jobs, at once or not at all."""
 
 import datetime as dt
+from collections.abc import Callable
 from decimal import Decimal
 
 import pyarrow as pa
@@ -282,15 +283,13 @@ def test_large_rows_are_staged_in_files_of_bounded_size(
 
 
 def test_the_files_are_gone_afterwards(
-    dataset: str, load_writer: FileLoadsWriter, bigquery: BigQueryResource
+    dataset: str, load_writer: FileLoadsWriter, staged: Callable[[], list[str]]
 ) -> None:
     load_writer.replace(rows_of(*DAYS), f"{dataset}.t")
     daily = DailyTable(f"{dataset}.d", column="day")
     with pytest.raises(PartitionError):
         load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS[:1]))
-    connected = bigquery.connect()
-    client = connected.clients.cloud_storage(connected.project)
-    assert list(client.list_blobs("staging", prefix="files/")) == []
+    assert staged() == []
 
 
 def test_a_staging_address_that_cannot_be_used(
@@ -386,7 +385,7 @@ def test_a_job_that_cannot_be_started_among_others(
 def test_an_interrupted_replace_cancels_its_jobs_and_leaves_no_files(
     dataset: str,
     load_writer: FileLoadsWriter,
-    bigquery: BigQueryResource,
+    staged: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     daily = DailyTable(f"{dataset}.t", column="day")
@@ -402,9 +401,7 @@ def test_an_interrupted_replace_cancels_its_jobs_and_leaves_no_files(
     with pytest.raises(KeyboardInterrupt):
         load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS))
     assert len(cancelled) == 3
-    connected = bigquery.connect()
-    client = connected.clients.cloud_storage(connected.project)
-    assert list(client.list_blobs("staging", prefix="files/")) == []
+    assert staged() == []
 
 
 def test_one_large_batch_becomes_several_files(

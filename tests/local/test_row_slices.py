@@ -31,7 +31,11 @@ DAYS = ["2026-08-01", "2026-08-02", "2026-08-03"]
 
 
 def test_keys_are_replaced_and_others_stay(
-    dataset: str, load_writer: FileLoadsWriter, reader: BigQueryReader, bigquery: BigQueryResource
+    dataset: str,
+    project: str,
+    load_writer: FileLoadsWriter,
+    reader: BigQueryReader,
+    bigquery: BigQueryResource,
 ) -> None:
     name = f"{dataset}.t"
     options = TableOptions(clustering=("region",))
@@ -39,7 +43,7 @@ def test_keys_are_replaced_and_others_stay(
     made = load_writer.replace(first, regions(name, "de", "at", "ch", options=options))
     assert made.partitions == {"de": 2, "at": 1, "ch": 0}
     assert (made.rows, made.operation, len(made.jobs)) == (3, "replace", 2)
-    assert made.table == TableRef(dataset, "t", "local-project")
+    assert made.table == TableRef(dataset, "t", project)
     assert load_writer.replace(rows_of(("de", 9)), regions(name, "de")).partitions == {"de": 1}
     assert content(reader, name) == [("at", 2), ("de", 9)]
     assert content(reader, regions(name, "de")) == [("de", 9)]
@@ -109,11 +113,20 @@ def test_append_adds_what_belongs_to_the_slice(
     assert content(reader, name) == [("dE", 3), ("de", 1), ("de", 2)]
 
 
-def test_the_default_stream_takes_no_slice(
-    dataset: str, stream_writer: DefaultStreamWriter
+def test_the_rows_of_a_slice_are_checked_before_they_are_streamed(
+    dataset: str, stream_writer: DefaultStreamWriter, reader: BigQueryReader
 ) -> None:
-    with pytest.raises(UnsupportedError, match="write its partitions with FileLoadsWriter"):
-        stream_writer.append(rows_of(("de", 1)), regions(f"{dataset}.t", "de"))
+    name = f"{dataset}.t"
+    result = stream_writer.append(rows_of(("de", 1), ("de", 2)), regions(name, "de", "fr"))
+    assert result.partitions == {"de": 2, "fr": 0}
+    stray = rows_of(("de", 3), ("it", 4))
+    with pytest.raises(PartitionError, match="Row 1 belongs to") as caught:
+        stream_writer.append(stray, regions(name, "de", "fr"))
+    assert "0 row(s) of this append were acknowledged" in str(caught.value.__notes__)
+    assert content(reader, name) == [("de", 1), ("de", 2)]
+    by_expression = RowSlice.by_keys(name, "UPPER(region)", ["DE"])
+    with pytest.raises(UnsupportedError, match="'UPPER\\(region\\)' is no column"):
+        stream_writer.append(rows_of(("de", 5)), by_expression)
 
 
 KINDS = {
