@@ -285,13 +285,13 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
     ) -> "pl.LazyFrame":
         """A Polars LazyFrame of a table, of which only what its query needs is read.
 
-        Columns that the query does not use never travel, and a `head` or `limit` that comes first
-        stops the read early. Filters of Polars are applied here, to rows that have travelled: what
-        BigQuery shall filter belongs into `where`. Needs Polars.
+        Columns that the query does not use never travel, and a `head` that comes first ends the
+        read early. Filters of Polars are applied here, to rows that have travelled: what BigQuery
+        shall filter belongs into `where`. Columns have the types that `Rows.to_polars` gives.
 
-        Making the frame opens one read session, for the columns' types, and reads no row. Every
-        `collect` opens another, so it sees the table as it is then. Columns are of the types that
-        `Rows.to_polars` gives.
+        Making the frame opens one read session, for the columns' types, and reads no row. Each
+        `collect` opens its own, so it sees the table as it is then, and can be repeated. A query
+        that uses the frame twice, such as a join with itself, may read it twice. Needs Polars.
 
         Args:
             table: As in `read`.
@@ -299,8 +299,7 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             where: As in `read`.
 
         Raises:
-            ConnectorError: As `read` does. What fails during `collect` is raised by Polars, with
-                the text of our error.
+            ConnectorError: As `read` does, here and again when the frame is collected.
         """
 
         def open_rows(needed: Sequence[str] | None) -> Rows:
