@@ -20,6 +20,7 @@ from dagster_gcp_pandas import BigQueryPandasIOManager
 from google.cloud import bigquery as google_bigquery
 
 from benchmarks.data import batches
+from benchmarks.report import Call, Report
 from dagster_bq_connector import BigQueryIOManager, BigQueryResource, FileLoadsWriter
 from dagster_bq_connector.local import LocalBigQuery
 from dagster_bq_connector.resources import Connected
@@ -59,13 +60,14 @@ def _google_at(endpoint: str, connected: Connected) -> Iterator[None]:
     It reads through the Storage API there, as it would on the service.
     """
     login = google.auth.credentials.AnonymousCredentials(), connected.project
-    read = connected.clients._read_for_rest
+
+    def _read(*_: object, **__: object) -> Any:
+        return connected.clients._read_for_rest()
+
     with (
         mock.patch.dict(os.environ, {"BIGQUERY_EMULATOR_HOST": endpoint}),
-        mock.patch.object(google.auth, "default", lambda *_, **__: login),
-        mock.patch.object(
-            google_bigquery.Client, "_ensure_bqstorage_client", lambda *_, **__: read()
-        ),
+        mock.patch.object(google.auth, "default", return_value=login),
+        mock.patch.object(google_bigquery.Client, "_ensure_bqstorage_client", side_effect=_read),
     ):
         yield
 
@@ -87,28 +89,28 @@ def _config() -> dict[str, Any]:
     return {"project": "local-project", "dataset": DATASET}
 
 
-def io_manager() -> None:
+def run(report: Report) -> None:
     table = pa.Table.from_batches(batches(ROWS))
+    polars, plain = pl.from_arrow(table), table.to_pandas()
     frames = {
         "Arrow": table,
-        "Polars": pl.from_arrow(table),
+        "Polars": polars,
         "pandas": table.to_pandas(types_mapper=pd.ArrowDtype),
     }
-    plain = table.to_pandas()
     with managers() as (ours, theirs):
-        print(f"IO manager, {ROWS:,} rows, local BigQuery:")
-        ours.handle_output(_output("warm"), table.slice(0, 10))  # opens the clients
-        theirs.handle_output(_output("warm_theirs"), plain.head(10))
-        other = measure(
-            "out: dagster-gcp-pandas", lambda: theirs.handle_output(_output("theirs"), plain)
-        )
+        report.section(f"IO manager, {ROWS:,} rows, local BigQuery")
+        out = {"out: dagster-gcp-pandas": _call(theirs.handle_output, _output("theirs"), plain)}
+        into = {"in: dagster-gcp-pandas": _call(theirs.load_input, _input("theirs", pd.DataFrame))}
         for form, frame in frames.items():
-            best = measure(f"out: ours, {form}", lambda: ours.handle_output(_output("ours"), frame))
-            print(f"    {other / best:.1f} times less client CPU")
-        other = measure(
-            "in: dagster-gcp-pandas", lambda: theirs.load_input(_input("theirs", pd.DataFrame))
-        )
-        for form, frame in frames.items():
-            kind = type(frame)
-            best = measure(f"in: ours, {form}", lambda: ours.load_input(_input("ours", kind)))
-            print(f"    {other / best:.1f} times less client CPU")
+            out[f"out: ours, {form}"] = _call(ours.handle_output, _output("ours"), frame)
+            into[f"in: ours, {form}"] = _call(ours.load_input, _input("ours", type(frame)))
+        for calls in (out, into):
+            other, *best = report.compare(calls, repeats=3).items()
+            for name, figure in best:
+                aim = 10 if name in ("in: ours, Arrow", "in: ours, Polars") else None
+                ratio = figure.rows_cpu / other[1].rows_cpu
+                report.result(f"{name}, less client CPU", ratio, " times", aim)
+
+
+def _call(method: Any, *arguments: Any) -> Call:
+    return Call(lambda: method(*arguments), ROWS)

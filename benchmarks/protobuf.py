@@ -1,6 +1,5 @@
 """Appends as protobuf: ours, from batches, against Google's writer with a message object a row."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,33 +12,19 @@ from google.cloud.bigquery_storage_v1.services.big_query_write.transports import
 )
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from benchmarks.backend import ROWS, STREAM, TABLE, clients_of, server
 from benchmarks.data import batches
-from dagster_bq_connector.clients import Clients, Credentials
-from dagster_bq_connector.endpoints import Endpoint, Endpoints
+from benchmarks.report import Call, Report
 from dagster_bq_connector.progress import Progress
-from dagster_bq_connector.retry import Backoff
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.schema.proto import row_type
 from dagster_bq_connector.schema.types import table_fields
 from dagster_bq_connector.table.admin import EnsuredTable
-from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.write import default_stream
-from dagster_bq_connector.write.connection import Connection, append_rows
 from dagster_bq_connector.write.encode import Request
 from dagster_bq_connector.write.protobuf import ProtobufEncoder
 
-ROWS = 1_000_000
 FEW = 300_000  # for the writer that takes seconds for them
-TABLE = TableRef("d", "t", "p")
-STREAM = f"{TABLE.path}/streams/_default"
-
-
-def measure(name: str, rows: int, call: Callable[[], object]) -> tuple[float, float]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    call()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(f"  {name:45} {rows / wall:12,.0f} rows/s {rows / cpu:12,.0f} rows/CPU s")
-    return rows / wall, rows / cpu
 
 
 def message_class(descriptor: descriptor_pb2.DescriptorProto) -> Any:
@@ -105,20 +90,14 @@ def googles(address: str, data: list[pa.RecordBatch]) -> Callable[[], None]:
     return call
 
 
-def protobuf(address: str) -> None:
+def run(report: Report) -> None:
     data = batches(ROWS)
     schema = data[0].schema
-    columns = table_fields(schema)
-    clients = Clients(Endpoints(storage=Endpoint(address, tls=False)), Credentials())
-    table = EnsuredTable(TABLE, columns, age=10**6)
-
-    def ours() -> None:
-        with Progress("append", log=lambda _: None) as progress:
-            default_stream.append(
-                clients, table, Batches(schema, iter(data)), progress, 60, encoder=ProtobufEncoder
-            )
-
-    encoder = ProtobufEncoder(columns, schema, STREAM)
+    columns, size = table_fields(schema), sum(batch.nbytes for batch in data)
+    table, encoder = (
+        EnsuredTable(TABLE, columns, age=10**6),
+        ProtobufEncoder(columns, schema, STREAM),
+    )
 
     def encoded() -> list[bytes]:
         return [
@@ -128,23 +107,25 @@ def protobuf(address: str) -> None:
             if isinstance(cut, Request)
         ]
 
-    payloads = encoded()
+    with server() as address:
+        clients = clients_of(address)
 
-    def prepared() -> None:
-        open_call = append_rows(clients.channel, STREAM)
-        connection = Connection(open_call, encoder.first, backoff=Backoff())
-        for payload in payloads:
-            connection.send(payload)
-        connection.close()
+        def ours() -> None:
+            rows = Batches(schema, iter(data))
+            with Progress("append", log=lambda _: None) as progress:
+                default_stream.append(clients, table, rows, progress, 60, encoder=ProtobufEncoder)
 
-    few = data[: FEW // data[0].num_rows]
-    print("Append, protobuf, one connection:")
-    ours()  # opens the connection
-    best = measure("ours, from batches to acknowledgements", ROWS, ours)
-    measure("ours, the encoding alone", ROWS, encoded)
-    measure("ours, the same requests prepared", ROWS, prepared)
-    other = measure("Google's writer, a message a row", FEW, googles(address, few))
-    print(
-        f"  {best[0] / other[0]:.1f} times Google's writer, "
-        f"{best[1] / other[1]:.1f} times a CPU second\n"
-    )
+        report.section("Append as protobuf, one connection, 12 mixed columns")
+        few = data[: FEW // data[0].num_rows]
+        found = report.compare(
+            {
+                "ours, from batches to acknowledgements": Call(ours, ROWS, size),
+                "ours, the encoding alone": Call(encoded, ROWS, size),
+                "Google's writer, a message a row": Call(googles(address, few), FEW),
+            },
+            repeats=3,
+        )
+        best, _, other = found.values()
+        report.result("against Google's writer", best.rows / other.rows, " times", 7)
+        report.result("a CPU second, likewise", best.rows_cpu / other.rows_cpu, " times")
+        report.result("rows per client CPU second", best.rows_cpu / 1e6, " million", 1.1)

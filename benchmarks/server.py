@@ -18,7 +18,7 @@ def append(requests: Iterator[bytes], _context: object) -> Iterator[bytes]:
         yield ACKNOWLEDGED
 
 
-def serve(rows: int) -> None:
+def serve(rows: int, streams: int, times: int) -> None:
     prepared = batches(rows)
     responses = [
         types.ReadRowsResponse.serialize(
@@ -37,10 +37,10 @@ def serve(rows: int) -> None:
             serialized_schema=prepared[0].schema.serialize().to_pybytes()
         ),
         data_format=types.DataFormat.ARROW,
-        streams=[types.ReadStream(name="s/0")],
+        streams=[types.ReadStream(name=f"s/{number}") for number in range(streams)],
     )
     made = types.ReadSession.serialize(session)
-    read = grpc.unary_stream_rpc_method_handler(lambda _request, _context: iter(responses))
+    read = grpc.unary_stream_rpc_method_handler(lambda *_: iter(responses * times))
     open_session = grpc.unary_unary_rpc_method_handler(lambda _request, _context: made)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=16),
@@ -66,4 +66,4 @@ def serve(rows: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(*map(int, sys.argv[1:]))

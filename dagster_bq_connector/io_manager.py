@@ -202,7 +202,10 @@ def _name(context: dg.OutputContext | dg.InputContext) -> str:
 
 def _is_mapped(context: dg.OutputContext) -> bool:
     """Whether other steps, or outputs, of the same run write the same table."""
-    return context.mapping_key is not None or context.step_key.endswith("]")
+    try:
+        return context.mapping_key is not None or context.step_key.endswith("]")
+    except dg.DagsterInvariantViolationError:  # a context that somebody built, of no step
+        return False
 
 
 def _pushed_down(context: dg.InputContext) -> tuple[Sequence[str] | None, str | None]:
