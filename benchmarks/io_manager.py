@@ -5,8 +5,9 @@ work around an IO manager is left out: its methods are called as Dagster calls t
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -99,11 +100,18 @@ def run(report: Report) -> None:
     }
     with managers() as (ours, theirs):
         report.section(f"IO manager, {ROWS:,} rows, local BigQuery")
-        out = {"out: dagster-gcp-pandas": _call(theirs.handle_output, _output("theirs"), plain)}
-        into = {"in: dagster-gcp-pandas": _call(theirs.load_input, _input("theirs", pd.DataFrame))}
+        out = {
+            "out: dagster-gcp-pandas": _call(theirs.handle_output, lambda: _output("theirs"), plain)
+        }
+        into = {
+            "in: dagster-gcp-pandas": _call(
+                theirs.load_input, lambda: _input("theirs", pd.DataFrame)
+            )
+        }
         for form, frame in frames.items():
-            out[f"out: ours, {form}"] = _call(ours.handle_output, _output("ours"), frame)
-            into[f"in: ours, {form}"] = _call(ours.load_input, _input("ours", type(frame)))
+            kind = type(frame)
+            out[f"out: ours, {form}"] = _call(ours.handle_output, lambda: _output("ours"), frame)
+            into[f"in: ours, {form}"] = _call(ours.load_input, partial(_input, "ours", kind))
         for calls in (out, into):
             other, *best = report.compare(calls, repeats=3).items()
             for name, figure in best:
@@ -112,5 +120,6 @@ def run(report: Report) -> None:
                 report.result(f"{name}, less client CPU", ratio, " times", aim)
 
 
-def _call(method: Any, *arguments: Any) -> Call:
-    return Call(lambda: method(*arguments), ROWS)
+def _call(method: Any, context: Callable[[], Any], *arguments: Any) -> Call:
+    """A method with a context that was never used."""
+    return Call(method, ROWS, prepare=lambda: (context(), *arguments))

@@ -9,7 +9,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +32,15 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Call:
-    """One way to do a thing: the call, and how many rows and bytes it moves."""
+    """One way to do a thing, and how many rows and bytes it moves.
 
-    run: Callable[[], object]
+    What `prepare` gives is handed to `run`; it is not measured.
+    """
+
+    run: Callable[..., object]
     rows: int
     bytes: int = 0
+    prepare: Callable[[], Sequence[object]] = tuple
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ class Report:
         figures = {name: Figure(call, [], []) for name, call in calls.items()}
         for repeat in range(-1, repeats):
             for figure in figures.values():
+                prepared = figure.call.prepare()
                 wall, cpu = time.perf_counter(), time.process_time()
-                figure.call.run()
+                figure.call.run(*prepared)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
                 if repeat >= 0:
                     figure.wall.append(wall)

@@ -23,6 +23,7 @@ from google.cloud.bigquery_storage_v1 import types as storage
 from dagster_bq_connector.local.upstream import BigQueryError, database, read, types
 
 EXTENSION = "ARROW:extension:name"
+MESSAGE_BYTES = 1024 * 1024
 RANGE_NAMES = ("start", "end")
 KINDS: dict[str, pa.DataType] = {
     "BOOLEAN": pa.bool_(),
@@ -157,21 +158,24 @@ def _expression(x: str, t: Any, wanted: Wanted, names: Iterator[int]) -> str:
     if element := types._element(t):
         name = f"e{next(names)}"
         value = _expression(name, element, wanted, names)
-        return f"coalesce(list_transform({x}, lambda {name}: {value}), [])"
+        listed = x if value == name else f"list_transform({x}, lambda {name}: {value})"
+        return f"coalesce({listed}, [])"
     if types._range(t):
         pairs = zip(RANGE_NAMES, types.RANGE_FIELDS, strict=True)
         members = ", ".join(f"'{name}': {x}.{known}" for name, known in pairs)
         return f"CASE WHEN {x} IS NULL THEN NULL ELSE {{{members}}} END"
     if t.id == "struct":
-        members = ", ".join(
-            f"{database.quote(name)} := "
-            + _expression(
+        members = {
+            name: _expression(
                 f"{x}.{database.quote(name)}", child, wanted.get(name.casefold(), {}), names
             )
             for name, child in types._children(t)
             if not wanted or name.casefold() in wanted
-        )
-        return f"CASE WHEN {x} IS NULL THEN NULL ELSE struct_pack({members}) END"
+        }
+        if not wanted and all(v == f"{x}.{database.quote(n)}" for n, v in members.items()):
+            return x
+        packed = ", ".join(f"{database.quote(n)} := {v}" for n, v in members.items())
+        return f"CASE WHEN {x} IS NULL THEN NULL ELSE struct_pack({packed}) END"
     return types.encode(x, t) if types._scalar(t)[0] in ("JSON", "GEOGRAPHY") else x
 
 
@@ -181,7 +185,8 @@ def _field(column: Any, wanted: Wanted) -> pa.Field[Any]:
     kind: pa.DataType
     if column.type == "RECORD":
         children = [c for c in column.fields if not wanted or c.name.casefold() in wanted]
-        kind = pa.struct([_field(child, wanted) for child in children])
+        # Below a struct that is null there is nothing, no empty list either.
+        kind = pa.struct([_field(child, wanted).with_nullable(True) for child in children])
     elif column.type == "RANGE":
         bound = KINDS[column.rangeElementType.type]
         kind = pa.struct([(name, bound) for name in RANGE_NAMES])
@@ -197,13 +202,24 @@ def _field(column: Any, wanted: Wanted) -> pa.Field[Any]:
 def read_rows(request: storage.ReadRowsRequest) -> Iterator[storage.ReadRowsResponse]:
     schema = _schemas.get(request.read_stream.rpartition("/streams/")[0])
     for response in read.read_rows(request):
-        if schema is not None:
-            rows = response.arrow_record_batch
-            sent = pa.ipc.read_schema(pa.py_buffer(response.arrow_schema.serialized_schema))
-            batch = pa.ipc.read_record_batch(pa.py_buffer(rows.serialized_record_batch), sent)
-            rows.serialized_record_batch = batch.cast(schema).serialize().to_pybytes()
-            response.arrow_schema.serialized_schema = schema.serialize().to_pybytes()
-        yield response
+        if schema is None:
+            yield response
+            continue
+        rows = response.arrow_record_batch
+        sent = pa.ipc.read_schema(pa.py_buffer(response.arrow_schema.serialized_schema))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(rows.serialized_record_batch), sent)
+        response.arrow_schema.serialized_schema = schema.serialize().to_pybytes()
+        for piece in _pieces(batch.cast(schema)):
+            rows.serialized_record_batch = piece.serialize().to_pybytes()
+            rows.row_count = response.row_count = piece.num_rows
+            yield response
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in parts that are as large as the service's messages."""
+    rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
+    for start in range(0, max(1, batch.num_rows), rows):
+        yield batch.slice(start, rows)
 
 
 def install() -> None:
