@@ -96,7 +96,7 @@ def _cast_piecewise(array: pa.Array[Any], kind: Any, place: Place) -> pa.Array[A
 
 
 def _misfits(array: Any, kind: Any) -> list[Misfits]:
-    """What a cast would change. Each step is made after the last one's values are gone."""
+    """The values that a cast would change; none for casts that change nothing."""
     for takes, find in _FINDERS:
         if takes(array.type, kind):
             return find(array, kind)

@@ -86,7 +86,11 @@ def where(mask: Any) -> Numbers:
 
 def texts(array: pa.Array[Any]) -> list[str]:
     """Values for people to read."""
+    zone = ""
+    if isinstance(array.type, pa.TimestampType) and array.type.tz is not None:
+        # As of UTC: the machine may not know the zone.
+        array, zone = array.view(pa.timestamp(array.type.unit)), "Z"
     try:
-        return [str(text) for text in array.cast(pa.string()).to_pylist()]
+        return [f"{text}{zone}" for text in array.cast(pa.string()).to_pylist()]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # bytes; intervals
         return [str(value) for value in array.to_pylist()]
