@@ -14,7 +14,7 @@ from dagster_bq_connector.errors import FailedRow, SchemaError
 from dagster_bq_connector.schema.cast import cast_array, nulls
 from dagster_bq_connector.schema.data import written_before
 from dagster_bq_connector.schema.fit import mismatches
-from dagster_bq_connector.schema.limits import check_values
+from dagster_bq_connector.schema.limits import check_values, takes_any
 from dagster_bq_connector.schema.names import refuse_twins
 from dagster_bq_connector.schema.place import Place
 from dagster_bq_connector.schema.types import wire_field
@@ -69,6 +69,7 @@ class Conformer:
             raise SchemaError(f"The data lacks the required column {named}.")
         self._names = schema.names
         self._columns = [known[name.casefold()] for name in schema.names]
+        self._unchecked = [takes_any(column) for column in self._columns]
         self._added = [c for c in columns if c.name.casefold() not in given] if complete else []
         self._checked: list[pa.Schema] = []
         self._seen = 0  # rows of the batches so far
@@ -89,12 +90,19 @@ class Conformer:
         self._seen += batch.num_rows
         failed: dict[int, FailedRow] = {}
         arrays: list[pa.Array[Any]] = []
-        for name, field, column in zip(self._names, self._taken, self._columns, strict=True):
-            place = Place(column.name, failed)
-            array = cast_array(batch.column(name), field.type, place)
-            check_values(array, column, place)
+        same = batch.schema.equals(self.schema, check_metadata=True)
+        for name, field, column, unchecked in zip(
+            self._names, self._taken, self._columns, self._unchecked, strict=True
+        ):
+            place, given = Place(column.name, failed), batch.column(name)
+            array = cast_array(given, field.type, place)
+            if not unchecked:
+                check_values(array, column, place)
+            same = same and array is given
             arrays.append(array)
         arrays += [nulls(batch.num_rows, wire_field(column).type) for column in self._added]
+        if same and not failed:
+            return Conformed(batch, None, [])
         if not failed:
             return Conformed(pa.RecordBatch.from_arrays(arrays, schema=self.schema), None, [])
         good = np.ones(batch.num_rows, dtype=bool)

@@ -58,6 +58,15 @@ def check_values(
         check(array, column, place)
 
 
+def takes_any(column: SchemaField) -> bool:
+    """Whether every value of the column's wire type is good, so that none need be looked at."""
+    if column.mode != "NULLABLE":
+        return False
+    check = _CHECKS.get(type_name(column))
+    unbounded = column.precision is None and column.max_length is None
+    return check is None or (unbounded and check in (_check_digits, _check_length))
+
+
 def outside_years(array: Any) -> Any:
     """Where dates or timestamps are not within the years 1 to 9999."""
     return _outside(_whole(array), *_year_bounds(array.type))

@@ -212,7 +212,8 @@ class _Appender:
     def _follow(self, schema: pa.Schema) -> None:
         """Take in what has changed since the last batch: the table's columns, or the data's."""
         told = self.pool.updated_schema
-        if told in (None, self._told) and set(schema.names) == set(self._schema.names):
+        same = schema.equals(self._schema) or set(schema.names) == set(self._schema.names)
+        if same and told in (None, self._told):
             return
         self.settle()  # what is under way stays as it was encoded
         conform, self._told = self._look_again(schema), told

@@ -118,7 +118,8 @@ class ArrowEncoder(Encoder):
         """Cut a batch into requests: by guess, and halved where that was wrong."""
         room = self._room(limit)
         count = batch.num_rows
-        step = max(1, min(count, int(count * preferred / max(1, batch.nbytes))))
+        size = pa.ipc.get_record_batch_size(batch)  # of what nbytes asks of every buffer, a third
+        step = max(1, min(count, int(count * preferred / size)))
         for start in range(0, count, step):
             yield from self._fit(batch, start, min(step, count - start), room)
 
