@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import grpc
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStream
 from dagster_bq_connector.errors import ConfigurationError
 from dagster_bq_connector.write import default_stream, pool
 from support.appending import append_from_fields, append_ids
+from support.appending_job import appending
 from support.fake_storage import FakeStorage, Received, Request, Response, acknowledged
 
 MIB = 1024 * 1024
@@ -263,3 +266,32 @@ def test_a_child_process_appends_between_appends_of_its_parent(
         assert child.exitcode == 0
         append_ids(stream_writer, table, first + 100, first + 200)
     assert ids_in(reader, table) == list(range(500))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_steps_of_a_run_append_from_processes_of_their_own(
+    fields: dict[str, Any],
+    stream_writer: DefaultStreamWriter,
+    reader: BigQueryReader,
+    dataset: str,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = f"{dataset}.t"
+    monkeypatch.chdir(Path(__file__).parents[1])  # where the steps find the module of the job
+    monkeypatch.setenv("DAGSTER_DISABLE_TELEMETRY", "yes")
+    append_ids(stream_writer, table, 0, 100)  # in this process first
+    steps = {
+        name: {"config": {"fields": fields, "table": table, "first": first}}
+        for name, first in (("one", 100), ("two", 200))
+    }
+    execution = {"max_concurrent": 2, "start_method": {method: {}}}
+    with dg.DagsterInstance.local_temp() as instance:
+        result = dg.execute_job(
+            dg.reconstructable(appending),
+            instance=instance,
+            run_config={"execution": {"config": execution}, "ops": steps},
+        )
+        assert result.success
+    append_ids(stream_writer, table, 300, 400)
+    assert ids_in(reader, table) == list(range(400))
