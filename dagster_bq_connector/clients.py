@@ -35,6 +35,9 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 GOOGLE = "googleapis.com"
 AGENT = "dagster-bq-connector/0.1.0"
 HTTP_CONNECTIONS = 32
+# A TCP connection of its own for each of an append's first calls: one alone carries at most a
+# hundred calls to Google's front ends, and far away not the bytes of several.
+APPEND_CHANNELS = 8
 # Pings keep a connection that only waits for acknowledgements alive through proxies; one a minute
 # is what Google's own Storage Write clients send. Left alone, gRPC waits up to two minutes before
 # it tries a lost connection again, and fails every call until then: our own pauses are shorter.
@@ -309,7 +312,13 @@ class Clients:
     @property
     def channel(self) -> grpc.Channel:
         """The gRPC channel to the Storage API, for reading and writing."""
-        return self._once("channel", self._channel)
+        return self.append_channel(0)
+
+    def append_channel(self, number: int) -> grpc.Channel:
+        """The channel for the connection of an append with that number, from 0."""
+        number %= APPEND_CHANNELS
+        own = (("grpc.use_local_subchannel_pool", 1),) if number else ()
+        return self._once(("channel", number), lambda: self._channel(own))
 
     @property
     def read(self) -> ReadClient:
@@ -326,17 +335,18 @@ class Clients:
         except ConfigurationError:
             return None
 
-    def _channel(self) -> grpc.Channel:
+    def _channel(self, more: tuple[tuple[str, int], ...] = ()) -> grpc.Channel:
         self.endpoints.check("storage")
+        options = CHANNEL_OPTIONS + more
         endpoint = self.endpoints.storage
         if endpoint and not endpoint.tls:
-            return grpc.insecure_channel(endpoint.address, options=CHANNEL_OPTIONS)
+            return grpc.insecure_channel(endpoint.address, options=options)
         address = endpoint.address if endpoint else self._service("bigquerystorage")
         return google.auth.transport.grpc.secure_authorized_channel(
             self.credentials,
             google.auth.transport.requests.Request(),
             address if ":" in address else f"{address}:443",
-            options=CHANNEL_OPTIONS,
+            options=options,
         )
 
     def _session(self) -> google.auth.transport.requests.AuthorizedSession:

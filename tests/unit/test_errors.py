@@ -71,6 +71,19 @@ def storage_status(code: int) -> status_pb2.Status:
             Fault.TOO_LARGE,
         ),
         (status_pb2.Status(code=999, message="?"), Fault.BROKEN),
+        (
+            status_pb2.Status(
+                code=14,
+                message="Getting metadata from plugin failed with error: ('invalid_grant: Revoked'",
+            ),
+            Fault.DENIED,
+        ),
+        (
+            status_pb2.Status(
+                code=14, message="Getting metadata from plugin failed with error: timed out"
+            ),
+            Fault.BROKEN,
+        ),
         (api.NotFound("Not found: Dataset p:d"), Fault.DATASET_MISSING),
         (api.NotFound("Not found: Table p:d.t"), Fault.TABLE_MISSING),
         (api.Conflict("Already Exists: Job p:j"), Fault.TAKEN),
@@ -140,8 +153,9 @@ def test_a_quota_names_what_to_do() -> None:
     spent = api.Forbidden("x", errors=[{"reason": "quotaExceeded", "message": "Imports a day."}])
     error = explain(spent, "Load job j")
     assert isinstance(error, QuotaError)
-    assert str(error).startswith("Load job j: a quota of a day or so is used up: Imports a day.")
+    assert str(error).startswith("Load job j: a quota of a day or so is used up.")
     assert "ask for more quota" in str(error)
+    assert "Imports a day." in str(error)
     assert isinstance(explain(api.TooManyRequests("slow"), "Table t"), QuotaError)
 
 
