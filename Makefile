@@ -38,8 +38,10 @@ docs: setup ## The site, into site/ (open site/index.html); a warning is an erro
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 	@echo "Built site/index.html. Its search needs a server: python3 -m http.server -d site"
 
-test-gcp: setup ## Tests against a real project, when BQ_TEST_PROJECT and its kin are set
-	$(PYTHON) -m pytest tests/gcp
+test-gcp: setup ## tests/local and tests/gcp on a real project; CONTRIBUTING.md says how
+	@test -n "$$BQ_TEST_PROJECT" -a -n "$$BQ_TEST_DATASET" -a -n "$$BQ_TEST_BUCKET" || \
+		{ echo "Set BQ_TEST_PROJECT, BQ_TEST_DATASET and BQ_TEST_BUCKET: see CONTRIBUTING.md."; exit 1; }
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile tests/local tests/gcp
 
 constraints: setup ## Choose the pinned versions anew
 	uv pip compile -q --universal --python-version 3.13 --no-annotate --no-header \

@@ -68,7 +68,8 @@ def googles(address: str, data: list[pa.RecordBatch]) -> Callable[[], None]:
     rows = [list(zip(*batch.cast(plain).to_pydict().values(), strict=True)) for batch in data]
 
     def call() -> None:
-        transport = BigQueryWriteGrpcTransport(channel=grpc.insecure_channel(address))
+        channel = grpc.insecure_channel(address)
+        transport = BigQueryWriteGrpcTransport(channel=channel)
         client = official.BigQueryWriteClient(transport=transport)
         template = types.AppendRowsRequest(write_stream=STREAM)
         template.proto_rows.writer_schema.proto_descriptor = descriptor
@@ -99,6 +100,7 @@ def googles(address: str, data: list[pa.RecordBatch]) -> Callable[[], None]:
         for future in futures:
             future.result()
         stream.close()
+        channel.close()
 
     return call
 
@@ -113,7 +115,7 @@ def protobuf(address: str) -> None:
     def ours() -> None:
         with Progress("append", log=lambda _: None) as progress:
             default_stream.append(
-                clients, table, Batches(schema, iter(data)), progress, 60, ProtobufEncoder
+                clients, table, Batches(schema, iter(data)), progress, 60, encoder=ProtobufEncoder
             )
 
     encoder = ProtobufEncoder(columns, schema, STREAM)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TimePartitioning as TimePartitioning,
     )
     from dagster_bq_connector.table.ref import TableRef as TableRef
+    from dagster_bq_connector.table.row_slice import RowSlice as RowSlice
     from dagster_bq_connector.writers import (
         BigQueryWriter as BigQueryWriter,
     )
@@ -55,6 +56,7 @@ _HOMES = {
     "FailedRowsError": "errors",
     "FileLoadsWriter": "writers",
     "RangePartitioning": "table.options",
+    "RowSlice": "table.row_slice",
     "TableOptions": "table.options",
     "TableRef": "table.ref",
     "TimePartitioning": "table.options",

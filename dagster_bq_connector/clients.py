@@ -38,6 +38,9 @@ HTTP_CONNECTIONS = 32
 # A TCP connection of its own for each of an append's first calls: one alone carries at most a
 # hundred calls to Google's front ends, and far away not the bytes of several.
 APPEND_CHANNELS = 8
+# Of each call, gRPC receives two mebibytes ahead. By default it would measure the connection and
+# receive ahead as much as that carries: tens of mebibytes a read stream, whoever takes them.
+LOOKAHEAD_BYTES = 2 * 1024 * 1024
 # Pings keep a connection that only waits for acknowledgements alive through proxies; one a minute
 # is what Google's own Storage Write clients send. Left alone, gRPC waits up to two minutes before
 # it tries a lost connection again, and fails every call until then: our own pauses are shorter.
@@ -46,8 +49,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # a minute by default, whatever the line above says
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 10_000),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     ("grpc.primary_user_agent", AGENT),
 )
 

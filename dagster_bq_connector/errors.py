@@ -60,6 +60,10 @@ class RefusedError(ConnectorError):
     """BigQuery refused the request for a reason that no retry mends."""
 
 
+class PartitionFilterError(RefusedError):
+    """The table can be read only with a filter on the column that partitions it: pass `where`."""
+
+
 class RequestTooLargeError(RefusedError):
     """One request was larger than the server takes. Writers halve their limit and send again."""
 

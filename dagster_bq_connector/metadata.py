@@ -74,7 +74,9 @@ class MaterializedWrite(WriteResult):
             asset_key: The asset, when the run's step has several.
         """
         context = run_context()
-        if len(self.partitions) > 1 and isinstance(context, dg.AssetExecutionContext):
+        if not isinstance(context, dg.AssetExecutionContext) or len(self.partitions) < 2:
+            return
+        if context.has_partition_key_range and set(self.partitions) <= set(context.partition_keys):
             for key, rows in self.partitions.items():
                 context.add_asset_metadata(
                     {"dagster/partition_row_count": rows, "dagster_bq/rows": rows},

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dagster as dg
 import dagster_gcp
@@ -24,6 +24,7 @@ from dagster_bq_connector.metadata import log
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.read.request import Where, plan_read
 from dagster_bq_connector.read.rows import Rows
+from dagster_bq_connector.read.scan import scan_rows
 from dagster_bq_connector.read.session import ReadSession, create_session
 from dagster_bq_connector.read.stream import StreamReader
 from dagster_bq_connector.table.admin import TableAdmin
@@ -32,6 +33,9 @@ from dagster_bq_connector.table.options import partitioning_of
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice, TimeFilter
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Misspelt fields are refused; a refused value is not shown, since it may be a secret.
 STRICT = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -273,6 +277,40 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
             return self._open(connected, [rows.table], columns, restrict)
         return self._open(connected, [connected.resolve(table)], columns, _always(where))
 
+    def scan(
+        self,
+        table: Destination,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+    ) -> "pl.LazyFrame":
+        """A Polars LazyFrame of a table, of which only what its query needs is read.
+
+        Columns that the query does not use never travel, and a `head` that comes first ends the
+        read early. Filters of Polars are applied here, to rows that have travelled: what BigQuery
+        shall filter belongs into `where`. Columns have the types that `Rows.to_polars` gives.
+
+        Making the frame opens one read session, for the columns' types, and reads no row. Each
+        `collect` opens its own, so it sees the table as it is then, and can be repeated. A query
+        that uses the frame twice, such as a join with itself, may read it twice. Needs Polars.
+
+        Args:
+            table: As in `read`.
+            columns: The columns of the frame, in this order; all when None.
+            where: As in `read`.
+
+        Raises:
+            ConnectorError: As `read` does, here and again when the frame is collected.
+        """
+
+        def open_rows(needed: Sequence[str] | None) -> Rows:
+            if needed is None or columns is None:
+                return self.read(table, columns if needed is None else needed, where)
+            heads = {name.casefold() for name in needed}
+            chosen = [name for name in columns if name.partition(".")[0].casefold() in heads]
+            return self.read(table, chosen, where)
+
+        return scan_rows(open_rows, open_rows(None).schema)
+
     def _open(
         self,
         connected: Connected,
@@ -291,9 +329,8 @@ class BigQueryReader(dg.ConfigurableResource[Any]):
         total = sum(session.estimated_rows for session in sessions)
         what, sink = f"Reading {', '.join(map(str, tables))}", log()
 
-        def open_stream(stream: str, source: Any) -> StreamReader:
-            channel = connected.clients.channel
-            return StreamReader(channel, stream, source, deadline)
+        def open_stream(stream: str) -> StreamReader:
+            return StreamReader(connected.clients.channel, stream, deadline)
 
         return Rows(sessions, open_stream, lambda: Progress(what, sink, total))
 

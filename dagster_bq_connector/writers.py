@@ -47,7 +47,8 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     """
 
     model_config = STRICT
-    replaces: ClassVar[bool] = True  # whether `replace` is one of the things it can do
+    replaces: ClassVar[bool] = True
+    """Whether `replace` is one of the things that it can do."""
 
     bigquery: dg.ResourceDependency[dagster_gcp.BigQueryResource]
     create_table: bool = Field(
@@ -149,6 +150,7 @@ class DefaultStreamWriter(BigQueryWriter):
     """
 
     replaces: ClassVar[bool] = False
+    """It only adds rows."""
 
     connections: int = Field(
         default=1,

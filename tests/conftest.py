@@ -6,10 +6,11 @@ tests/local runs unchanged on that project instead (`make test-gcp`).
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+import hypothesis
 import pytest
 
 from dagster_bq_connector import (
@@ -20,18 +21,25 @@ from dagster_bq_connector import (
 )
 from dagster_bq_connector.local import LocalBigQuery
 from support.fake_storage import FakeStorage
+from support.service import BUCKET, ON_SERVICE, PREFIX
 
-# A real project, its bucket, and what the names of the tests' datasets begin with.
-NEEDED = ("BQ_TEST_PROJECT", "BQ_TEST_DATASET", "BQ_TEST_BUCKET")
-ON_SERVICE = all(os.environ.get(name) for name in NEEDED)
-BUCKET = os.environ["BQ_TEST_BUCKET"] if ON_SERVICE else "staging"
-PREFIX = os.environ["BQ_TEST_DATASET"] if ON_SERVICE else "test"
+# A busy machine is no failure, and a failure is repeated by its seed.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip on the service what cannot hold there; its marker says why."""
-    for item in items:
-        if ON_SERVICE and (marker := item.get_closest_marker("local_only")):
+    for item in items if ON_SERVICE else []:
+        marker = item.get_closest_marker("local_only")
+        if "storage" in getattr(item, "fixturenames", ()):
+            marker = pytest.mark.local_only("a scripted server stands in for the Storage API").mark
+        if marker:
             item.add_marker(pytest.mark.skip(reason=marker.args[0]))
 
 
@@ -123,6 +131,11 @@ def dataset(bigquery: BigQueryResource) -> Iterator[str]:
 
 
 @pytest.fixture
+def project(fields: dict[str, Any]) -> str:
+    return fields["project"]
+
+
+@pytest.fixture
 def reader(bigquery: BigQueryResource) -> BigQueryReader:
     return BigQueryReader(bigquery=bigquery)
 
@@ -133,8 +146,27 @@ def stream_writer(bigquery: BigQueryResource) -> DefaultStreamWriter:
 
 
 @pytest.fixture
-def load_writer(bigquery: BigQueryResource) -> FileLoadsWriter:
-    return FileLoadsWriter(bigquery=bigquery, staging=f"gs://{BUCKET}/dagster-bq-tests")
+def staging() -> str:
+    """Where this test stages files, and no other."""
+    return f"gs://{BUCKET}/dagster-bq-tests/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def staged(bigquery: BigQueryResource, staging: str) -> Callable[[], list[str]]:
+    """Lists the files that are there now."""
+
+    def names() -> list[str]:
+        connected = bigquery.connect()
+        client = connected.clients.cloud_storage(connected.project)
+        prefix = staging.removeprefix(f"gs://{BUCKET}/")
+        return [blob.name for blob in client.list_blobs(BUCKET, prefix=prefix)]
+
+    return names
+
+
+@pytest.fixture
+def load_writer(bigquery: BigQueryResource, staging: str) -> FileLoadsWriter:
+    return FileLoadsWriter(bigquery=bigquery, staging=staging)
 
 
 @pytest.fixture(autouse=True)

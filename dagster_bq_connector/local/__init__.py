@@ -15,6 +15,7 @@
     streams.py       Storage Write: checked appends, atomic commits, repeatable flushes
     cdc.py           change data capture on the default stream
     sessions.py      Storage Read: frozen sessions, snapshot_time
+    arrow.py         Storage Read: the types of rows as the service sends them
     partitions.py    table$20260801 as a name of rows
     destinations.py  where load, copy and query jobs put their rows
     loads.py         bytes of files that know their types

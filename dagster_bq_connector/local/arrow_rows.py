@@ -1,14 +1,12 @@
-"""Arrow rows in and out, column by column: every type as the service takes and gives it.
+"""Storage Write: Arrow rows column by column, every type as the service takes it.
 
 Upstream sends them through JSON, which has no bytes in structs, no intervals, no ranges and no
 infinity. Here DuckDB reads the batch itself. What differs in form is written as an expression: a
 RANGE is a struct of `start` and `end`, JSON and GEOGRAPHY are text. BIGNUMERIC has 18 digits after
-the point, as everywhere here, and an INTERVAL that the lake would cut is refused.
+the point, as everywhere here, and an INTERVAL that the lake would cut is refused. What sessions
+send is in arrow.py.
 
-A session's schema carries the marks of the service: which text is JSON, which struct a RANGE.
-
-Seam: `read._column`, which upstream asks for each column of a read session. streams.py calls
-`decoder` and staging.py `insert`; sessions.py calls `marked`.
+streams.py calls `decoder` and staging.py `insert`.
 """
 
 import itertools
@@ -19,16 +17,10 @@ import duckdb
 import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types as api
 
-from dagster_bq_connector.local.upstream import database, read, types
+from dagster_bq_connector.local.upstream import database, types
 
 Row = dict[str, Any]
 BIGNUMERIC = pa.decimal128(38, 18)
-NAME, ENCODING = "ARROW:extension:name", "ARROW:extension:metadata"
-MARKS = {
-    **{kind: {NAME: f"google:sqlType:{kind.lower()}"} for kind in ("DATETIME", "JSON", "INTERVAL")},
-    "GEOGRAPHY": {NAME: "google:sqlType:geography", ENCODING: '{"encoding": "WKT"}'},
-    "RANGE": {"google:sqlType": "range"},
-}
 # The lake's files are Parquet, whose intervals are three unsigned numbers of 32 bits: months, days
 # and milliseconds. It would cut any other without a word.
 HELD_INTERVAL = """
@@ -38,7 +30,6 @@ THEN error('The local BigQuery holds no INTERVAL that is negative, has 1,193 hou
     || 'parts of a millisecond: ' || CAST({x} AS VARCHAR)) ELSE {x} END
 """
 quote = database.quote
-column = read._column
 
 
 def decoder(request: api.AppendRowsRequest) -> Callable[[Any, Any], pa.RecordBatch] | None:
@@ -142,57 +133,3 @@ def _stored(x: str, kind: Any, field: Any, names: Iterator[int]) -> str:
     if field.type == "INTERVAL":
         return HELD_INTERVAL.format(x=x)
     return f"CAST({x} AS {stored})"
-
-
-def sent(name: str, kind: Any, data_format: Any) -> str:
-    """SQL of a column as a read session gives it."""
-    if data_format != read.ARROW:
-        return column(name, kind, data_format)
-    value = _sent(quote(name), kind, itertools.count())
-    return f"{value} AS {quote(name)}"
-
-
-def _sent(x: str, kind: Any, names: Iterator[int]) -> str:
-    if element := types._element(kind):
-        name = f"e{next(names)}"
-        value = _sent(name, element, names)
-        listed = x if value == name else f"list_transform({x}, lambda {name}: {value})"
-        return f"coalesce({listed}, [])"
-    if types._range(kind):
-        start, end = (f"{x}.{quote(name)}" for name in types.RANGE_FIELDS)
-        packed = f'struct_pack("start" := {start}, "end" := {end})'
-        return f"CASE WHEN {x} IS NOT NULL THEN {packed} END"
-    if kind.id == "struct":
-        children = {
-            name: _sent(f"{x}.{quote(name)}", child, names) for name, child in kind.children
-        }
-        if all(value == f"{x}.{quote(name)}" for name, value in children.items()):
-            return x
-        packed = ", ".join(f"{quote(name)} := {value}" for name, value in children.items())
-        return f"CASE WHEN {x} IS NOT NULL THEN struct_pack({packed}) END"
-    if types.field("", kind).type in ("JSON", "GEOGRAPHY"):
-        return types.encode(x, kind)
-    return x
-
-
-def marked(schema: pa.Schema, fields: list[Any]) -> pa.Schema:
-    """A schema that says what its fields are, as far as `fields` know it."""
-    known = {field.name.casefold(): field for field in fields}
-    return pa.schema([_marked(field, known.get(field.name.casefold())) for field in schema])
-
-
-def _marked(given: Any, field: Any) -> Any:
-    if field is None:
-        return given
-    if field.fields:
-        known = {child.name.casefold(): child for child in field.fields}
-        is_list = pa.types.is_list(given.type)
-        struct: Any = given.type.value_type if is_list else given.type
-        children = [_marked(child, known.get(child.name.casefold())) for child in struct]
-        kind = pa.struct(children)
-        return given.with_type(pa.list_(kind) if is_list else kind)
-    return given.with_metadata(MARKS.get(field.type))
-
-
-def install() -> None:
-    read._column = sent

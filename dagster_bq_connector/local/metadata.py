@@ -5,8 +5,11 @@ of a table's metadata holds one lock, and so does the step that takes a job id. 
 process left running are ended: nobody else would ever end them. Upstream's etag is a digest of what
 it stores, and columns are stored elsewhere: ALTER TABLE gives a new time of change, so a new etag.
 
-Seams: `tables.create/update/annotate/delete`, `ddl.apply`, `datasets.create/update`,
-`runner.submit`, `query._run` for ALTER TABLE, and the registry `options.TABLE_OPTIONS`.
+A patch of the schema adds fields to structs too, where upstream adds columns only.
+
+Seams: `tables._alter`, `tables.create/update/annotate/delete`, `ddl.apply`,
+`datasets.create/update`, `runner.submit`, `query._run` for ALTER TABLE, and the registry
+`options.TABLE_OPTIONS`.
 """
 
 import functools
@@ -28,6 +31,7 @@ from dagster_bq_connector.local.upstream import (
     runner,
     store,
     tables,
+    types,
 )
 
 # Whoever needs a table's writer lock too takes that one first.
@@ -96,6 +100,29 @@ def _interval(node: Any, evaluate: Callable[[Any], Any]) -> str | None:
     return evaluate(exp.Anonymous(this="bq.main._interval_string", expressions=[node.copy()]))
 
 
+def _adding_fields(alter: Callable[..., None]) -> Callable[..., None]:
+    def inner(project_id: str, dataset_id: str, table_id: str, given: list[Any]) -> None:
+        table = (project_id, dataset_id, table_id)
+        alter(*table, given)
+        known = {field.name.casefold(): field for field in tables.columns(*table)}
+        for field in given:
+            _add_fields(tables.name(*table), known[field.name.casefold()], field, [])
+
+    return inner
+
+
+def _add_fields(table: str, old: Any, new: Any, above: list[str]) -> None:
+    """Add what the struct `new` has and `old` has not, and so on in the structs below."""
+    path = [*above, old.name, *(["element"] if old.mode == "REPEATED" else [])]
+    known = {field.name.casefold(): field for field in old.fields or []}
+    for field in new.fields or []:
+        if (there := known.get(field.name.casefold())) is not None:
+            _add_fields(table, there, field, path)
+            continue
+        name = database.quote(*path, field.name)
+        database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {types.duckdb_type(field)}")
+
+
 def end_orphaned_jobs() -> None:
     text = "Job execution was cancelled: the local BigQuery was restarted."
     error = BigQueryError("stopped", text)
@@ -106,6 +133,7 @@ def end_orphaned_jobs() -> None:
 
 def install() -> None:
     end_orphaned_jobs()
+    tables._alter = _adding_fields(tables._alter)
     for module, name, lock in (
         (tables, "create", catalog_lock),
         (tables, "update", catalog_lock),

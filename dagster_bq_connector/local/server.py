@@ -114,7 +114,6 @@ def _configure(data: Path, project: str, storage_port: int) -> None:
 def _extend(options: dict[str, Any]) -> None:
     """Install every module. The engine must be configured before."""
     from dagster_bq_connector.local import (
-        arrow_rows,
         catalog,
         cdc,
         destinations,
@@ -138,7 +137,6 @@ def _extend(options: dict[str, Any]) -> None:
     destinations.install()
     loads.install()
     streams.install()
-    arrow_rows.install()
     cdc.install(refuse_copies=refuse)
     statements.install()
     sessions.install(refuse_streamed=refuse)

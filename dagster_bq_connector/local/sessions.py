@@ -3,8 +3,8 @@
 The lake keeps every version of a table, so a session is pinned to one and nothing is copied. Query
 results (dataset `_results`) never change and views have no versions; both are read as they are.
 
-Seams: `read.translate` (puts the pin on the table of the session's query) and the handler of
-CreateReadSession.
+Seams: `read.translate` (puts the pin on the table of the session's query) and the handlers of
+CreateReadSession and ReadRows. What is sent is in arrow.py.
 """
 
 import contextvars
@@ -14,11 +14,10 @@ from typing import Any
 
 import duckdb
 import grpc
-import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 from sqlglot import exp
 
-from dagster_bq_connector.local import arrow_rows, cdc
+from dagster_bq_connector.local import arrow, cdc
 from dagster_bq_connector.local.faults import INVALID, StorageFault
 from dagster_bq_connector.local.partitions import split
 from dagster_bq_connector.local.upstream import (
@@ -26,6 +25,8 @@ from dagster_bq_connector.local.upstream import (
     Reference,
     database,
     errors,
+    metadata,
+    models,
     names,
     read,
     server,
@@ -33,6 +34,7 @@ from dagster_bq_connector.local.upstream import (
 )
 
 SERVICE = "google.cloud.bigquery.storage.v1.BigQueryRead"
+INGESTION_TIME = "_PARTITIONTIME"
 _pin: contextvars.ContextVar[exp.HistoricalData | None] = contextvars.ContextVar(
     "pin", default=None
 )
@@ -73,10 +75,11 @@ def create_session(request: types.CreateReadSessionRequest) -> types.ReadSession
             "Use a row restriction."
         )
         raise StorageFault(INVALID, text)
+    _check_restriction(request.read_session.read_options.row_restriction, table)
     pin = _pinned(request, table)
     token = _pin.set(pin)
     try:
-        return _marked(_create(request), table)
+        return _created(request, table)
     except (BigQueryError, duckdb.Error) as error:
         travels = pin is not None and pin.text("kind") == "TIMESTAMP"
         absent = "snapshot" in str(error) or errors.from_exception(error).reason == "notFound"
@@ -89,13 +92,35 @@ def create_session(request: types.CreateReadSessionRequest) -> types.ReadSession
         _pin.reset(token)
 
 
-def _marked(session: types.ReadSession, table: Reference) -> types.ReadSession:
-    """The session, whose Arrow schema says which text is JSON and which struct a RANGE."""
-    if serialized := session.arrow_schema.serialized_schema:
-        schema = pa.ipc.read_schema(pa.py_buffer(serialized))
-        schema = arrow_rows.marked(schema, tables.columns(*table))
-        session.arrow_schema = types.ArrowSchema(serialized_schema=schema.serialize().to_pybytes())
-    return session
+def _created(request: types.CreateReadSessionRequest, table: Reference) -> types.ReadSession:
+    session = request.read_session
+    if session.data_format == types.DataFormat.AVRO:
+        return _create(request)
+    with arrow.selecting(session):
+        made = _create(request)
+        columns = tables.columns(*table) if tables.exists(*table) else []
+        arrow.remember(made, {column.name for column in columns if column.mode == "REQUIRED"})
+    return made
+
+
+def _check_restriction(restriction: str, table: Reference) -> None:
+    """Upstream takes the first of several statements, and any filter once the table is pinned."""
+    trees = read.parse(f"SELECT * FROM t WHERE {restriction}") if restriction else []
+    if len(trees) > 1:
+        raise StorageFault(INVALID, "Syntax error: Expected end of input but got ';'")
+    stored = metadata.load(models.Table, *tables.physical(*table))
+    if stored is None or not stored.requirePartitionFilter:
+        return
+    partitioning = stored.timePartitioning or stored.rangePartitioning
+    field = (partitioning and partitioning.field) or INGESTION_TIME
+    usable = {field.casefold()} | ({"_partitiondate"} if field == INGESTION_TIME else set())
+    named = {found.name.casefold() for tree in trees for found in tree.find_all(exp.Column)}
+    if not usable & named:
+        text = (
+            f"request failed: Cannot query over table '{'.'.join(table)}' without a filter over "
+            f"column(s) '{field}' that can be used for partition elimination"
+        )
+        raise StorageFault(INVALID, text)
 
 
 def refusing_streamed(create: Callable[..., types.ReadSession]) -> Callable[..., types.ReadSession]:
@@ -115,6 +140,10 @@ def refusing_streamed(create: Callable[..., types.ReadSession]) -> Callable[...,
 def install(refuse_streamed: bool = False) -> None:
     read.translate = translate
     create = refusing_streamed(create_session) if refuse_streamed else create_session
+    arrow.install()
     server.SERVICES[SERVICE]["CreateReadSession"] = server._unary(
         create, types.CreateReadSessionRequest, types.ReadSession
+    )
+    server.SERVICES[SERVICE]["ReadRows"] = server._streaming(
+        arrow.read_rows, types.ReadRowsRequest, types.ReadRowsResponse
     )

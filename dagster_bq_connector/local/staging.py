@@ -108,8 +108,9 @@ class Stage:
         return errors
 
     def _insert_batch(self, batch: pa.RecordBatch, start: int) -> list[Row]:
-        # Of numpy: from a range pyarrow would look for pandas, which the server hides.
-        numbers = pa.array(np.arange(start, start + len(batch)))
+        # Not by pa.array, which looks for pandas: the server hides it.
+        offsets = pa.py_buffer(np.arange(start, start + len(batch)))
+        numbers = pa.Array.from_buffers(pa.int64(), len(batch), [None, offsets])
         numbered = batch.append_column(OFFSET, numbers)
         fields = tables.columns(*self.target)
         errors = arrow_rows.insert(self.name, fields, numbered, OFFSET)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.read.extensions import without_extensions
+from dagster_bq_connector.read.frames import pandas_type, polars_batch, polars_schema
+from dagster_bq_connector.read.merged import Merged
 from dagster_bq_connector.read.session import ReadSession
 from dagster_bq_connector.read.stream import StreamReader
 
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-WINDOW_BYTES = 64 * 1024 * 1024
+MIB = 1024 * 1024
+# What a read adds to the memory of its process at most, while nobody takes the rows. Messages may
+# take what is left of it by gRPC and the allocators: that was measured with messages of 1.2 MB and
+# one to eight streams (benchmarks/read.py).
+WINDOW_BYTES = 96 * MIB
+_BASE_BYTES = 32 * MIB
+_STREAM_BYTES = 5 * MIB
 
-OpenStream = Callable[[str, pa.Schema], StreamReader]
+OpenStream = Callable[[str], StreamReader]
 
 
 class Rows:
@@ -41,23 +48,22 @@ class Rows:
         open_stream: OpenStream,
         progress: Callable[[], Progress],
     ) -> None:
-        """Read `sessions`, of one schema, holding at most 64 MiB that nobody took yet."""
+        """Read `sessions`, which have one schema. Nothing is fetched yet."""
         self.sessions = tuple(sessions)
         self.schema = self.sessions[0].schema
         self._open_stream, self._progress = open_stream, progress
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        with self._progress() as progress:
-            for session in self.sessions:
-                names = self.schema.names
-                readers = [self._open_stream(stream, session.source) for stream in session.streams]
-                for batch in _Merged(readers, WINDOW_BYTES):
-                    progress.advance(batch.num_rows)
-                    yield batch.select(names)
+        return self._read(lambda schema: schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
-        """The Arrow C stream interface, for Polars, DuckDB and others."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
+        """The Arrow C stream interface, for Polars, DuckDB and others.
+
+        JSON and GEOGRAPHY are plain strings there: others do not know BigQuery's extension types.
+        """
+        schema = without_extensions(self.schema)
+        reader = pa.RecordBatchReader.from_batches(schema, self._read(without_extensions))
+        return reader.__arrow_c_stream__(requested_schema)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """A reader that fetches as it is read."""
@@ -68,98 +74,51 @@ class Rows:
         return pa.Table.from_batches(list(self), schema=self.schema)
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows as a Polars frame. Needs Polars."""
+        """All rows as a Polars frame. Needs Polars.
+
+        Polars has no type for BIGNUMERIC and INTERVAL: the first becomes text, which `cast` to a
+        `pl.Decimal` understands, the second a struct of months, days and nanoseconds.
+        """
         import polars as pl
 
-        frame = pl.from_arrow(self.to_arrow())
+        schema = polars_schema(without_extensions(self.schema))
+        batches = [polars_batch(batch) for batch in self._read(without_extensions)]
+        frame = pl.from_arrow(pa.Table.from_batches(batches, schema=schema))
         assert isinstance(frame, pl.DataFrame)  # a table never becomes a series
         return frame
+
+    def iter_polars(self) -> Iterator[pl.DataFrame]:
+        """The rows as Polars frames of some thousand rows, as they come; see `to_polars`."""
+        import polars as pl
+
+        for batch in self._read(without_extensions):
+            frame = pl.from_arrow(polars_batch(batch))
+            assert isinstance(frame, pl.DataFrame)
+            yield frame
 
     def to_pandas(self) -> pd.DataFrame:
         """All rows as a pandas frame with Arrow types, so that integers with nulls stay integers.
 
-        Needs pandas.
+        Needs pandas. INTERVAL columns hold DateOffset objects.
         """
-        import pandas as pd
+        return self.to_arrow().to_pandas(types_mapper=pandas_type)
 
-        return self.to_arrow().to_pandas(types_mapper=pd.ArrowDtype)
+    def _read(self, change: Callable[[pa.Schema], pa.Schema]) -> Iterator[pa.RecordBatch]:
+        """The batches, with the schema changed in names and metadata only."""
+        names = self.schema.names
+        with self._progress() as progress:
+            for session in self.sessions:
+                source = change(session.source)
+                readers = [self._open_stream(stream) for stream in session.streams]
+                with closing(iter(Merged(readers, _held(len(readers))))) as messages:
+                    for message in messages:
+                        progress.advance(message.rows)
+                        batch = message.decode(source).select(names)
+                        del message  # its memory is not needed any more
+                        yield batch
+                        del batch
 
 
-class _Merged:
-    """Batches of several streams, each read in a thread of its own."""
-
-    def __init__(self, readers: Sequence[StreamReader], window: int) -> None:
-        self._readers, self._window = readers, window
-        self._changed = threading.Condition()
-        self._ready: deque[pa.RecordBatch] = deque()
-        self._held = 0
-        self._running = len(readers)
-        self._error: Exception | None = None
-        self._stopped = False
-        self._checked = time.monotonic()
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        threads = [
-            threading.Thread(target=self._run, args=[reader], name="read-stream", daemon=True)
-            for reader in self._readers
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            while (batch := self._take()) is not None:
-                yield batch
-        finally:
-            with self._changed:
-                self._stopped = True
-                self._changed.notify_all()
-            for reader in self._readers:
-                reader.stop()
-
-    def _take(self) -> pa.RecordBatch | None:
-        with self._changed:
-            while not self._ready and self._running and self._error is None:
-                self._changed.wait(timeout=1.0)
-                self._check_idle()
-            self._check_idle()
-            if self._error is not None:
-                raise self._error
-            if not self._ready:
-                return None
-            batch = self._ready.popleft()
-            self._held -= batch.nbytes
-            self._changed.notify_all()
-            return batch
-
-    def _check_idle(self) -> None:
-        """Once a second, however often the other streams bring something."""
-        if (now := time.monotonic()) - self._checked >= 1.0:
-            self._checked = now
-            for reader in self._readers:
-                reader.check_idle()
-
-    def _run(self, reader: StreamReader) -> None:
-        error: Exception | None = None
-        try:
-            for batch in reader.batches():
-                if not self._put(batch):
-                    break
-        except Exception as failure:  # noqa: BLE001  # it is raised where the rows are taken
-            error = failure
-        reader.stop()
-        with self._changed:
-            self._running -= 1
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def _put(self, batch: pa.RecordBatch) -> bool:
-        """Hand over a batch when there is room. False when nobody wants more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopped or not self._held or self._held + batch.nbytes <= self._window
-            )
-            if self._stopped:
-                return False
-            self._ready.append(batch)
-            self._held += batch.nbytes
-            self._changed.notify_all()
-            return True
+def _held(streams: int) -> int:
+    """Bytes that a read of so many streams holds."""
+    return WINDOW_BYTES - _BASE_BYTES - streams * _STREAM_BYTES

@@ -2,108 +2,126 @@
 
 from __future__ import annotations
 
+import math
+import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import pyarrow as pa
 from google.cloud.bigquery_storage_v1 import types
 
-from dagster_bq_connector.errors import Fault, UnreachableError, classify, error_text, explain
-from dagster_bq_connector.retry import Backoff
+from dagster_bq_connector.errors import RefusedError, UnreachableError, explain
+from dagster_bq_connector.faults import classify, error_code, error_text
+from dagster_bq_connector.read.message import Message
+from dagster_bq_connector.retry import PASSING, Backoff
 
 METHOD = "/google.cloud.bigquery.storage.v1.BigQueryRead/ReadRows"
 IDLE_SECONDS = 120.0
 
 _Request: Any = types.ReadRowsRequest.pb()
-_Response: Any = types.ReadRowsResponse.pb()
+_EXPIRED = re.compile(r"(session|stream)\b.{0,40}\bexpired", re.I)
 
 
 class StreamReader:
     """Reads one stream from an offset, and goes on from the last row after a break."""
 
-    def __init__(
-        self,
-        channel: grpc.Channel,
-        stream: str,
-        source: pa.Schema,
-        deadline: float,
-    ) -> None:
+    def __init__(self, channel: grpc.Channel, stream: str, deadline: float) -> None:
         """Prepare to read; nothing is opened yet.
 
         Args:
             channel: The Storage API.
             stream: Resource name of the read stream.
-            source: The columns as the service sends them.
             deadline: Seconds to try without a row before it fails. After two minutes without a
-                message, or this time when it is shorter, a call is given up as broken.
+                message a call is given up as broken, and another one opened.
         """
-        self._method = channel.unary_stream(
-            METHOD,
-            request_serializer=_Request.SerializeToString,
-            response_deserializer=_Response.FromString,
-        )
-        self._stream, self._source = stream, source
-        self._backoff, self._idle = Backoff(deadline=deadline), min(IDLE_SECONDS, deadline)
+        self._method = channel.unary_stream(METHOD, request_serializer=_Request.SerializeToString)
+        self._stream, self._deadline = stream, deadline
         self._call: Any = None
-        self._stopped = False
-        self._awaiting: float | None = None  # since when a message is awaited
+        self._stopped = threading.Event()
+        self._given_up = False
+        self._message_awaited: float | None = None  # since when
+        self._row_awaited = 0.0
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the stream, each once.
+    def messages(self) -> Iterator[Message]:
+        """Yield the rows of the stream, each once. A message is fetched when it is asked for.
 
         Raises:
             ConnectorError: The stream cannot be read on.
         """
-        offset, pauses = 0, self._backoff.pauses()
-        while not self._stopped:
+        offset, pauses = 0, self._pauses()
+        while not self._stopped.is_set():
             try:
-                for batch in self._open(offset):
-                    offset += batch.num_rows
-                    pauses = self._backoff.pauses()
-                    yield batch
+                for message in self._open(offset):
+                    offset += message.rows
+                    yield message
+                    del message  # it is another thread's now
+                    pauses = self._pauses()
             except grpc.RpcError as error:
-                if self._stopped:
+                if self._stopped.is_set():
                     return
-                if classify(error) not in (Fault.BROKEN, Fault.THROTTLED):
-                    raise explain(error, f"Read stream {self._stream}") from error
-                if (pause := next(pauses, None)) is None:
-                    raise UnreachableError(
-                        f"Read stream {self._stream}: no row within the deadline. "
-                        f"Last: {error_text(error)}"
-                    ) from error
-                time.sleep(pause)
+                self._stopped.wait(self._pause(error, pauses))
             else:
                 return
 
     def stop(self) -> None:
-        """End the call; `batches` ends soon after."""
-        self._stopped = True
+        """End the call; `messages` ends soon after. Any thread may."""
+        self._stopped.set()
         if self._call is not None:
             self._call.cancel()
 
     def check_idle(self) -> None:
-        """Give the call up when nothing has come for too long; `batches` then opens another."""
-        since = self._awaiting
-        if since is not None and time.monotonic() - since > self._idle and self._call is not None:
-            self._awaiting = time.monotonic()
-            self._call.cancel()
+        """Give the call up when nothing has come for too long; `messages` then opens another."""
+        since, now = self._message_awaited, time.monotonic()
+        if since is None or (now - since <= IDLE_SECONDS and self._left() > 0):
+            return
+        self._message_awaited = None
+        self._given_up = True
+        self._call.cancel()
 
-    def _next(self) -> Any:
-        self._awaiting = time.monotonic()
+    def _pauses(self) -> Iterator[float]:
+        """Start to wait for a row: how long the consumer took for the last one does not count."""
+        self._row_awaited = time.monotonic()
+        return Backoff(deadline=math.inf).pauses()
+
+    def _left(self) -> float:
+        return self._row_awaited + self._deadline - time.monotonic()
+
+    def _pause(self, error: grpc.RpcError, pauses: Iterator[float]) -> float:
+        """Seconds to wait before the stream is opened again; or an error that explains."""
+        fault, text = classify(error), error_text(error)
+        if self._given_up:
+            text = "nothing came, and the call was given up"
+        if _EXPIRED.search(text) or error_code(error) is grpc.StatusCode.NOT_FOUND:
+            raise RefusedError(
+                f"Read stream {self._stream} is gone: a read session lasts six hours. Read the "
+                f"table again, for new sessions with the rows of then. BigQuery said: {text}"
+            ) from error
+        if fault not in PASSING:
+            raise explain(error, f"Read stream {self._stream}") from error
+        if (left := self._left()) <= 0:
+            raise UnreachableError(
+                f"Read stream {self._stream}: no row within the deadline. Last: {text}"
+            ) from error
+        return min(left, next(pauses))
+
+    def _open(self, offset: int) -> Iterator[Message]:
+        metadata = (("x-goog-request-params", f"read_stream={self._stream}"),)
+        request = _Request(read_stream=self._stream, offset=offset)
+        self._given_up = False
+        self._call = self._method(request, metadata=metadata)
+        if self._stopped.is_set():  # while it was opened
+            self._call.cancel()
+        while (response := self._next()) is not None:
+            message = Message.parse(response)
+            if message.rows:
+                yield message
+            del response, message
+
+    def _next(self) -> bytes | None:
+        self._message_awaited = time.monotonic()
         try:
             return next(self._call, None)
         finally:
-            self._awaiting = None
-
-    def _open(self, offset: int) -> Iterator[pa.RecordBatch]:
-        metadata = (("x-goog-request-params", f"read_stream={self._stream}"),)
-        request = _Request(read_stream=self._stream, offset=offset)
-        self._call = self._method(request, metadata=metadata)
-        if self._stopped:  # while it was opened
-            self._call.cancel()
-        while (response := self._next()) is not None:
-            data = response.arrow_record_batch.serialized_record_batch
-            if data:
-                yield pa.ipc.read_record_batch(pa.py_buffer(data), self._source)
+            self._message_awaited = None

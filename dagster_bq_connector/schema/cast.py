@@ -16,7 +16,7 @@ from dagster_bq_connector.schema.place import Numbers, Place
 _compute: Any = pc  # its stubs know a part of what it takes
 
 
-def cast_array(array: pa.Array[Any], kind: pa.DataType, place: Place) -> pa.Array[Any]:
+def cast_array(array: Any, kind: pa.DataType, place: Place) -> pa.Array[Any]:
     """Cast values to a wire type, columnar, however they are nested or encoded.
 
     Args:
@@ -47,10 +47,10 @@ def cast_array(array: pa.Array[Any], kind: pa.DataType, place: Place) -> pa.Arra
     return cast_flat(array, kind, place)
 
 
-def nulls(count: int, kind: pa.DataType) -> pa.Array[Any]:
+def nulls(count: int, kind: Any) -> pa.Array[Any]:
     """`count` nulls; empty lists where there are no null ones."""
     if isinstance(kind, pa.ListType):
-        offsets = pa.array(np.zeros(count + 1, dtype=np.int32))
+        offsets: Any = pa.array(np.zeros(count + 1, dtype=np.int32))
         return pa.ListArray.from_arrays(offsets, nulls(0, kind.value_type), type=kind)
     if isinstance(kind, pa.StructType):
         fields = [kind.field(index) for index in range(kind.num_fields)]
@@ -80,7 +80,8 @@ def _cast_list(array: Any, kind: pa.ListType[Any], place: Place) -> pa.Array[Any
     lengths = _compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind)
+    starts: Any = pa.array(offsets)
+    return pa.ListArray.from_arrays(starts, values, type=kind)
 
 
 def _cast_struct(array: Any, kind: pa.StructType, place: Place) -> pa.Array[Any]:

@@ -57,8 +57,9 @@ class Conformer:
         known = {column.name.casefold(): column for column in columns}
         if unknown := [name for name in schema.names if name.casefold() not in known]:
             raise SchemaError(
-                f"The table has no column {', '.join(map(repr, unknown))}: add it to the table "
-                f"or drop it from the data. The table has {', '.join(c.name for c in columns)}."
+                f"The table has no column {', '.join(map(repr, unknown))}: add it to the table, as "
+                "TableOptions(evolution='add') does, or drop it from the data. The table has "
+                f"{', '.join(c.name for c in columns)}."
             )
         given = {name.casefold() for name in schema.names}
         missing = [

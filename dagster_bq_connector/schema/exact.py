@@ -13,7 +13,7 @@ import pyarrow.types as at
 
 from dagster_bq_connector.schema.arrow import INTERVAL, is_string, is_uuid
 from dagster_bq_connector.schema.limits import outside_years
-from dagster_bq_connector.schema.place import Place, texts, where
+from dagster_bq_connector.schema.place import Place
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY_MS = 86_400_000
@@ -55,10 +55,7 @@ def cast_flat(array: pa.Array[Any], kind: pa.DataType, place: Place) -> pa.Array
         except pa.ArrowInvalid:
             pass
     for misfits in _misfits(array, kind):
-        bad = where(misfits.mask)
-        if len(bad):
-            values = texts(array.take(pa.array(bad, pa.int64())))
-            place.fail(bad, [f"{value} {misfits.reason}" for value in values])
+        if place.fail_values(array, misfits.mask, misfits.reason):
             array = _compute.if_else(misfits.mask, pa.scalar(None, array.type), array)
     try:
         return _cast(array, kind)
@@ -79,7 +76,7 @@ def _cast(array: Any, kind: pa.DataType) -> pa.Array[Any]:
     return array.cast(kind)
 
 
-def _cast_piecewise(array: pa.Array[Any], kind: pa.DataType, place: Place) -> pa.Array[Any]:
+def _cast_piecewise(array: pa.Array[Any], kind: Any, place: Place) -> pa.Array[Any]:
     """Halve until only the bad values are left: for what is very rare, as a text of 2 GiB."""
     parts: list[pa.Array[Any]] = []
     todo = [(0, len(array))]

@@ -27,9 +27,7 @@ _YEARS = "is not within the years 1 to 9999: mend it"
 _compute: Any = pc  # its stubs know a part of what it takes
 
 
-def check_values(
-    array: pa.Array[Any], column: SchemaField, place: Place, parent: Any = None
-) -> None:
+def check_values(array: Any, column: SchemaField, place: Place, parent: Any = None) -> None:
     """Fail the rows of a column that BigQuery would refuse or change.
 
     Args:
@@ -106,10 +104,8 @@ def _check_interval(array: Any, column: SchemaField, place: Place) -> None:
         (long, "has more than 120,000 months or 3,660,000 days: mend it"),
         (fine, "is finer than a microsecond, the finest that BigQuery holds: round it first"),
     ):
-        bad = where(_compute.and_(pa.array(mask), array.is_valid())) if mask.any() else mask[:0]
-        if len(bad):
-            values = texts(array.take(pa.array(bad, pa.int64())))
-            place.fail(bad, [f"{value} {reason}" for value in values])
+        if mask.any():
+            place.fail_values(array, _compute.and_(pa.array(mask), array.is_valid()), reason)
 
 
 def _check_digits(array: Any, column: SchemaField, place: Place) -> None:

@@ -44,6 +44,14 @@ class Place:
             reason = reasons if isinstance(reasons, str) else reasons[position]
             self.failed.setdefault(row, FailedRow(row, reason, self.path))
 
+    def fail_values(self, array: pa.Array[Any], mask: Any, reason: str) -> bool:
+        """Fail the rows of the values where `mask` is true. Each reason begins with its value."""
+        bad = where(mask)
+        if len(bad):
+            values = texts(array.take(pa.array(bad, pa.int64())))
+            self.fail(bad, [f"{value} {reason}" for value in values])
+        return len(bad) > 0
+
     def field(self, name: str) -> Place:
         """The field of a struct whose values stand here."""
         return replace(self, path=f"{self.path}.{name}")

@@ -13,7 +13,7 @@ from google.cloud.bigquery import SchemaField
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 from dagster_bq_connector.errors import SchemaError
-from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.schema.types import child_fields, type_name
 
 _Kind = FieldDescriptorProto.Type
 # NUMERIC and BIGNUMERIC are scaled integers as bytes, the date and time types numbers (wire.py).
@@ -65,17 +65,6 @@ def is_packed(column: SchemaField) -> bool:
     return column.mode == "REPEATED" and kind is not None and kind not in _UNPACKED
 
 
-def children(column: SchemaField) -> Sequence[SchemaField]:
-    """The fields of a column that is a message: a RECORD's own, a RANGE's start and end."""
-    if type_name(column) != "RANGE":
-        return column.fields
-    element = column.range_element_type
-    kind = element and element.element_type
-    if not kind:
-        raise SchemaError(f"Column {column.name!r} is a RANGE, but not said of what.")
-    return [SchemaField(bound, kind) for bound in ("start", "end")]
-
-
 def row_type(columns: Sequence[SchemaField]) -> DescriptorProto:
     """The message type whose messages are rows.
 
@@ -105,7 +94,7 @@ def _add_fields(
             field.options.MergeFromString(delimited(_COLUMN_NAME, column.name.encode()))
         if is_packed(column):
             field.options.packed = True
-        if nested := children(column):
+        if nested := child_fields(column):
             record = root.nested_type.add(name=_free(f"Record_{len(root.nested_type)}", taken))
             field.type, field.type_name = _Kind.TYPE_MESSAGE, record.name
             _add_fields(record, nested, root, taken)

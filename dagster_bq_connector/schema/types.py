@@ -110,11 +110,17 @@ def type_name(field: SchemaField) -> str:
 
 
 def child_fields(column: SchemaField) -> Sequence[SchemaField]:
-    """The fields of a RECORD, or `start` and `end` of a RANGE, which travels as one."""
-    if type_name(column) == "RANGE" and column.range_element_type is not None:
-        element = column.range_element_type.element_type
-        return [SchemaField("start", element), SchemaField("end", element)]
-    return column.fields
+    """The fields of a RECORD, or `start` and `end` of a RANGE, which travels as one.
+
+    Raises:
+        SchemaError: A RANGE does not say of what.
+    """
+    if type_name(column) != "RANGE":
+        return column.fields
+    element = column.range_element_type
+    if element is None or not element.element_type:
+        raise SchemaError(f"Column {column.name!r} is a RANGE, but not said of what.")
+    return [SchemaField(end, element.element_type) for end in ("start", "end")]
 
 
 def wire_field(column: SchemaField) -> pa.Field[Any]:
@@ -160,7 +166,8 @@ def table_field(field: pa.Field[Any], path: str = "") -> SchemaField:
     """The column that stores `field`; see `table_fields`."""
     path = f"{path}{field.name}"
     check_name(field.name, path)
-    kind, mode = plain_type(field.type), "NULLABLE" if field.nullable else "REQUIRED"
+    kind: Any = plain_type(field.type)
+    mode = "NULLABLE" if field.nullable else "REQUIRED"
     marks = _marks(field)
     if is_list(kind):
         marks |= _marks(kind.value_field) if not at.is_map(kind) else set()

@@ -60,12 +60,14 @@ class EnsuredTable:
         columns: Its columns.
         age: Seconds since it was created. The Storage API may not know a new one for a while.
         partitioning: How it is partitioned, without the expiration of its partitions.
+        encryption: The customer's key that encrypts it, if one does.
     """
 
     ref: TableRef
     columns: Sequence[bigquery.SchemaField]
     age: float
     partitioning: Partitioning = None
+    encryption: bigquery.EncryptionConfiguration | None = None
 
 
 class TableAdmin:
@@ -131,7 +133,8 @@ class TableAdmin:
             table = self._add_columns(ref, table, columns())
         now = datetime.datetime.now(datetime.UTC)
         age = (now - (table.created or now)).total_seconds()
-        return EnsuredTable(ref, table.schema, age, partitioning_of(table))
+        layout, encryption = partitioning_of(table), table.encryption_configuration
+        return EnsuredTable(ref, table.schema, age, layout, encryption)
 
     def expression_type(self, ref: TableRef, partitioning: Partitioning, expression: str) -> str:
         """The type of a SQL expression over the columns of a table, found by a dry run.

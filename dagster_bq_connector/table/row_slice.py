@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -84,6 +84,25 @@ class RowSlice:
                     "table: name the column that holds its key."
                 )
 
+    @classmethod
+    def by_keys(
+        cls,
+        table: str | TableRef,
+        column: str,
+        keys: Iterable[str],
+        options: TableOptions | None = None,
+    ) -> RowSlice:
+        """The rows whose column holds one of some keys, a part for each.
+
+        Args:
+            table: The table.
+            column: A column, or any SQL expression over the columns of the table.
+            keys: The keys, as text; compared as what the column is.
+            options: The layout of a table that is created.
+        """
+        parts = tuple((key, (KeyFilter(column, (key,)),)) for key in keys)
+        return cls(TableRef.parse(table), parts, options)
+
     def resolve(self, project: str) -> RowSlice:
         """The same slice with the project that its table may lack."""
         return replace(self, table=TableRef.parse(self.table, project=project))
@@ -102,12 +121,17 @@ class RowSlice:
             expression_type: Gives the type of what is no column; asked once for each.
 
         Raises:
-            PartitionError: An expression that the table does not take.
+            PartitionError: An expression that the table does not take, or an array.
         """
         types: dict[str, str] = {}
         expressions: set[str] = set()
-        for name in {filter_.column for _, filters in self.parts for filter_ in filters}:
+        for name in dict.fromkeys(f.column for _, filters in self.parts for f in filters):
             if column := find_column(columns, name):
+                if column.mode == "REPEATED":
+                    raise PartitionError(
+                        f"Column {name!r} of {self.table} is an array, which holds no one key: use "
+                        "another column, or an expression."
+                    )
                 types[name] = type_name(column)
             elif name == INGESTION_TIME:
                 types[name] = "TIMESTAMP"

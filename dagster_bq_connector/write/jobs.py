@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -141,7 +142,10 @@ def start_query(
 def _inserted(
     client: bigquery.Client, insert: Callable[[], Any], job_id: str, what: str, options: Any
 ) -> Any:
-    """An insertion whose answer was lost is repeated by the client and then meets its own job."""
+    """An insertion whose answer was lost is repeated by the client and then meets its own job.
+
+    One that is interrupted (Dagster's Terminate, Ctrl-C) may have arrived: the job is cancelled.
+    """
     try:
         return insert()
     except REST_ERRORS as error:
@@ -151,6 +155,11 @@ def _inserted(
             except REST_ERRORS as lost:
                 raise explain(lost, what) from lost
         raise explain(error, what) from error
+    except BaseException:
+        once: Any = {"retry": None, "timeout": 5.0}
+        with contextlib.suppress(*REST_ERRORS):
+            client.cancel_job(job_id, location=client.location, **once)
+        raise
 
 
 def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> None:
@@ -166,10 +175,12 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
             than were staged. All jobs have ended by then, or cannot be asked about.
     """
     options: Any = rest_options(deadline)
+    loads = all(isinstance(running.job, bigquery.LoadJob) for running in jobs)
+    kind = "load jobs" if loads else "query jobs"
     failures: list[ConnectorError] = []
     try:
         for done, running in enumerate(jobs):
-            state = f"{done} of {len(jobs)} jobs done"
+            state = f"{done} of {len(jobs)} {kind} done"
             try:
                 _wait(running.job, options, lambda state=state: progress.wait(state))
                 _check_rows(running)
@@ -187,7 +198,7 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
     if failures:
         texts = "\n".join(f"  {failure}" for failure in failures)
         raise RefusedError(
-            f"{len(failures)} of {len(jobs)} jobs failed; the others are done. Run the "
+            f"{len(failures)} of {len(jobs)} {kind} failed; the others are done. Run the "
             f"partitions of these again:\n{texts}"
         ) from failures[0]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector.schema.proto import row_type
-from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.schema.types import child_fields, type_name
 from dagster_bq_connector.write.encode import (
     PROTO_ROWS,
     SERIALIZED,
@@ -21,8 +21,11 @@ from dagster_bq_connector.write.encode import (
 from dagster_bq_connector.write.message import encode, fields
 from dagster_bq_connector.write.wire import Numbers
 
-# As many are encoded at a time: enough to be quick, and what is made in between stays small.
+# As much is encoded at a time: enough to be quick, and what is made in between (some fifty bytes a
+# value, whatever its own size) stays small.
 BLOCK_ROWS = 16_384
+BLOCK_VALUES = 2**20
+BLOCK_BYTES = 8 * 1024 * 1024  # in Arrow
 
 
 class ProtobufEncoder(Encoder):
@@ -38,19 +41,19 @@ class ProtobufEncoder(Encoder):
         """
         known = {column.name.casefold(): column for column in columns}
         chosen = [known[name.casefold()] for name in schema.names]
-        self._fields = fields(chosen)
+        self._fields, self._values = fields(chosen), _count(chosen)
         super().__init__(PROTO_ROWS, row_type(chosen).SerializeToString(), stream)
 
     def cut(
         self, batch: pa.RecordBatch, limit: int, preferred: int
     ) -> Iterator[Request | OversizedRow]:
         """Cut a batch into requests: each row is encoded once, so its size is known."""
-        room = self._room(limit)
-        count = batch.num_rows
-        step = max(1, min(BLOCK_ROWS, int(count * preferred / max(1, batch.nbytes))))
+        room, count = self._room(limit), batch.num_rows
+        most = count * BLOCK_BYTES // max(1, batch.nbytes)
+        step = max(1, min(BLOCK_ROWS, BLOCK_VALUES // self._values, most))
         for start in range(0, count, step):
             rows, bounds = encode(SERIALIZED, self._fields, batch.slice(start, step))
-            yield from self._cut(rows, bounds, start, room, min(preferred, room))
+            yield from self._cut(rows, bounds, start, room, max(1, min(preferred, room)))
 
     def _cut(
         self, rows: Numbers, bounds: Numbers, position: int, room: int, preferred: int
@@ -90,3 +93,8 @@ def encoder_for(columns: Sequence[SchemaField], schema: pa.Schema, stream: str) 
 
 def _have_time(columns: Sequence[SchemaField]) -> bool:
     return any(type_name(column) == "TIME" or _have_time(column.fields) for column in columns)
+
+
+def _count(columns: Sequence[SchemaField]) -> int:
+    """The columns and all that is within them."""
+    return sum(1 + _count(child_fields(column)) for column in columns)

@@ -26,7 +26,7 @@ class WriteResult:
         bytes: Bytes of them as they were sent or staged.
         columns: The columns of the table.
         partitions: Rows by partition key, when the write replaced partitions.
-        jobs: Ids of the load jobs.
+        jobs: Ids of the jobs.
         reconnects: How often a connection of a streamed write broke and was opened again.
     """
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
-from google.cloud.bigquery import SchemaField
+from google.cloud.bigquery import EncryptionConfiguration, SchemaField
 
 from dagster_bq_connector.errors import PartitionError, SchemaError, UnsupportedError
 from dagster_bq_connector.schema.types import type_name, wire_field
@@ -50,12 +50,14 @@ class Target:
         ref: The destination of the job.
         key: The partition key that it stands for; empty when the write has no keys.
         rows: SQL of the rows that a transaction replaces; a load job knows it by the destination.
+        encryption: The customer's key that encrypts the table: rows on their way are, too.
     """
 
     id: str
     ref: TableRef
     key: str = ""
     rows: str = ""
+    encryption: EncryptionConfiguration | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def of_table(ref: TableRef, ensure: Ensure, options: TableOptions | None) -> Tar
     table = ensure(ref, options)
     if ref.partition:
         return _of_partition(ref, ref.partition, table)
-    target = Target("", ref, rows=every_row(table.partitioning) or "TRUE")
+    rows = every_row(table.partitioning) or "TRUE"
+    target = Target("", ref, rows=rows, encryption=table.encryption)
     staged = not is_loadable(table.columns)
     return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
 
@@ -178,7 +181,7 @@ def _needs_sql(targets: Targets) -> bool:
 
 def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionType) -> Targets:
     bound = slice_.bind(table.columns, table.partitioning, expression_type)
-    target = Target("", slice_.table, rows=bound.sql())
+    target = Target("", slice_.table, rows=bound.sql(), encryption=table.encryption)
     counts: Counter[str] = Counter(dict.fromkeys((key for key, _ in slice_.parts), 0))
     membership = None if bound.expressions else Membership(bound)
 
@@ -205,7 +208,7 @@ def _of_partition(ref: TableRef, partition: str, table: EnsuredTable) -> Targets
     windows = ((partition, window),)
     slice_ = TableSlice(ref.at(None), by_time.column, by_time.granularity, windows)
     kind = type_name(_partition_column(slice_, table.columns))
-    target = Target("", ref, rows=slice_.filter.sql(kind))
+    target = Target("", ref, rows=slice_.filter.sql(kind), encryption=table.encryption)
 
     def split(batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         for _, rows in slice_.split(batch, first):
@@ -219,7 +222,13 @@ def _of_shards(slice_: TableSlice, ensure: Ensure, options: TableOptions) -> Tar
     tables = [ensure(slice_.address(id_), options) for id_ in ids]
     columns = _same_columns(tables)
     targets = [
-        Target(id_, slice_.address(id_), key, every_row(table.partitioning) or "TRUE")
+        Target(
+            id_,
+            slice_.address(id_),
+            key,
+            every_row(table.partitioning) or "TRUE",
+            table.encryption,
+        )
         for (id_, key), table in zip(ids.items(), tables, strict=True)
     ]
     return Targets(slice_.table, columns, targets, slice_.split, not is_loadable(columns))

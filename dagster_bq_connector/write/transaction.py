@@ -47,6 +47,7 @@ from dagster_bq_connector.table.row_slice import BoundSlice
 from dagster_bq_connector.write.jobs import (
     JobSettings,
     Running,
+    cancel_all,
     finish_all,
     start_load,
     start_query,
@@ -136,7 +137,7 @@ class _StagingTables:
             name = f"_dagster_bq_{self._settings.attempt}_{len(self._refs)}"
             ref = TableRef(target.ref.dataset, name, target.ref.project)
             self._refs[target.id] = ref  # before it is there: a lost answer may have made it
-            self._create(ref)
+            self._create(ref, target)
         return self._refs[target.id]
 
     def drop(self) -> None:
@@ -148,12 +149,14 @@ class _StagingTables:
             except REST_ERRORS:
                 return
 
-    def _create(self, ref: TableRef) -> None:
+    def _create(self, ref: TableRef, target: Target) -> None:
         options: Any = rest_options(self._settings.deadline)
         table = bigquery.Table(ref.to_api(), schema=self._columns)
         table.expires = datetime.datetime.now(datetime.UTC) + EXPIRATION
         table.description = "Rows on their way into another table. It may be dropped."
         table.labels = dict(self._settings.labels)
+        if target.encryption is not None:
+            table.encryption_configuration = target.encryption
         try:
             # Under this name there is only what a try made whose answer was lost.
             self._settings.client.create_table(table, exists_ok=True, **options)
@@ -173,13 +176,17 @@ def _load(
         plain_columns(targets.columns), bigquery.WriteDisposition.WRITE_EMPTY
     )
     jobs: list[Running] = []
-    for number, target in enumerate(targets.targets):
-        ref, files = tables.of(target), staged[target.id]
-        job_id = settings.job_id(f"stage_{number}")
-        job = start_load(
-            settings.client, files.uris, ref.to_api(), config, job_id, settings.deadline
-        )
-        jobs.append(Running(job_id, job, f"Load into {ref}", files.rows))
+    try:
+        for number, target in enumerate(targets.targets):
+            ref, files = tables.of(target), staged[target.id]
+            job_id = settings.job_id(f"stage_{number}")
+            job = start_load(
+                settings.client, files.uris, ref.to_api(), config, job_id, settings.deadline
+            )
+            jobs.append(Running(job_id, job, f"Load into {ref}", files.rows))
+    except BaseException:
+        cancel_all(jobs)
+        raise
     finish_all(jobs, settings.deadline, progress)
     return [job.id for job in jobs]
 

@@ -18,3 +18,5 @@ for batch in reader.read("shop.prices", columns=["price"]):
     total += pc.sum(batch["price"]).as_py()
 
 writer.append(reader.read("shop.prices", where="price < 5"), "shop.cheap_prices")
+
+dear = reader.scan("shop.prices").filter(pl.col("price") > 5).select("item").collect()

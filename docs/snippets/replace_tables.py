@@ -1,4 +1,4 @@
-"""A whole table, and one partition of another, are replaced at once."""
+"""A whole table, a partition of another and some rows of a third are replaced at once."""
 
 import datetime as dt
 
@@ -9,6 +9,7 @@ from dagster_bq_connector import (
     BigQueryResource,
     BigQueryWriter,
     FileLoadsWriter,
+    RowSlice,
     TableOptions,
     TimePartitioning,
 )
@@ -29,9 +30,18 @@ def stock(writer: BigQueryWriter) -> dg.MaterializeResult:
     return writer.replace(counted, "shop.stock$20260801", BY_DAY).to_materialize_result()
 
 
+EUROPE = RowSlice.by_keys("shop.stores", "country", ["de", "fr"])
+
+
+@dg.asset(kinds={"bigquery"})
+def european_stores(writer: BigQueryWriter) -> dg.MaterializeResult:
+    stores = pl.DataFrame({"country": ["de", "fr", "fr"], "city": ["Ulm", "Metz", "Nice"]})
+    return writer.replace(stores, EUROPE).to_materialize_result()
+
+
 bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT"), location="EU")
 defs = dg.Definitions(
-    assets=[price_list, stock],
+    assets=[price_list, stock, european_stores],
     resources={
         "writer": FileLoadsWriter(
             bigquery=bigquery, staging="gs://my-staging/dagster", create_dataset=True

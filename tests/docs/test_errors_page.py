@@ -76,6 +76,8 @@ def test_messages_of_our_own(
     elsewhere = FileLoadsWriter(bigquery=bigquery, staging="gs://no-such-bucket/files")
     by_day = TableOptions(TimePartitioning("day"))
     other_day = pa.table({"id": [2], "day": [dt.date(2026, 8, 2)]})
+    filtered = TableOptions(TimePartitioning("day"), require_partition_filter=True)
+    stream_writer.append(rows, f"{dataset}.visits", filtered)
     coloured = rows.append_column("colour", pa.array(["red"]))
     cases: list[tuple[type[ConnectorError], Callable[[], object]]] = [
         (errors.ConfigurationError, lambda: elsewhere.append(rows, orders)),
@@ -88,6 +90,7 @@ def test_messages_of_our_own(
             errors.PartitionError,
             lambda: load_writer.replace(other_day, daily.for_keys(["2026-08-01"])),
         ),
+        (errors.PartitionFilterError, lambda: reader.read(f"{dataset}.visits")),
         (errors.UnsupportedError, lambda: stream_writer.replace(rows, orders)),
     ]
     project = bigquery.connect().project

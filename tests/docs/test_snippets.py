@@ -62,6 +62,20 @@ def test_replacing_twice_leaves_the_rows_once(
         materialize(snippet["defs"])
     assert reader.read("shop.price_list").to_arrow().num_rows == 3
     assert reader.read("shop.stock").to_arrow().num_rows == 2
+    assert sorted(reader.read("shop.stores").to_arrow()["city"].to_pylist()) == [
+        "Metz",
+        "Nice",
+        "Ulm",
+    ]
+
+
+def test_the_io_manager(environment: None, bucket: None, reader: BigQueryReader) -> None:
+    snippet = run("io_manager.py")
+    for _ in range(2):
+        materialize(snippet["defs"], "2026-08-01")
+    pages = reader.read("web.pages").to_polars().sort("page")
+    assert pages.select("page", "visits").rows() == [("/", 1), ("/a", 1)]
+    assert reader.read("web.visits").to_arrow().num_rows == 3
 
 
 def test_the_notebook(environment: None, reader: BigQueryReader) -> None:
@@ -69,6 +83,7 @@ def test_the_notebook(environment: None, reader: BigQueryReader) -> None:
     assert done["result"].rows == 3
     assert sorted(done["cheap"]["item"]) == ["pad", "pen"]
     assert done["total"] == pytest.approx(11.8)
+    assert done["dear"]["item"].to_list() == ["ink"]
     assert reader.read("shop.cheap_prices").to_arrow().num_rows == 2
 
 

@@ -1,74 +1,60 @@
-"""One round trip through every path on a real project.
+"""What only a real project can show, beside tests/local, which runs on it unchanged.
 
-Runs with `make test-gcp` when BQ_TEST_PROJECT, BQ_TEST_DATASET (which exists, in the location
-BQ_TEST_LOCATION, US when not set) and BQ_TEST_BUCKET (in the same location) are set. Credentials
-are those of the environment.
+`make test-gcp` runs both; CONTRIBUTING.md says how.
 """
 
-import datetime as dt
-import os
-import uuid
-from collections.abc import Iterator
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from google.cloud.bigquery import SchemaField, Table
 
 from dagster_bq_connector import (
     BigQueryReader,
     BigQueryResource,
-    DailyTable,
     DefaultStreamWriter,
     FileLoadsWriter,
+    TableOptions,
+)
+from support.service import ON_SERVICE
+
+pytestmark = pytest.mark.skipif(not ON_SERVICE, reason="needs a real project")
+
+SPANS = pa.array(
+    [pa.MonthDayNano([-14, 3, -1_000]), pa.MonthDayNano([0, 0, 5_000_000_000_000_000])],
+    pa.month_day_nano_interval(),
+)
+WIDE = pa.array(
+    [Decimal("99999999999999999999999999999999999999.5"), Decimal("-1E-38")], pa.decimal256(76, 38)
 )
 
-NEEDED = ("BQ_TEST_PROJECT", "BQ_TEST_DATASET", "BQ_TEST_BUCKET")
-pytestmark = pytest.mark.skipif(
-    not all(os.environ.get(name) for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"
-)
+
+@pytest.mark.parametrize("method", ["stream", "load"])
+def test_what_the_local_bigquery_cannot_hold(
+    method: str,
+    dataset: str,
+    reader: BigQueryReader,
+    stream_writer: DefaultStreamWriter,
+    load_writer: FileLoadsWriter,
+) -> None:
+    """All 38 digits after the point of a BIGNUMERIC; intervals that are negative or long."""
+    rows = pa.table({"id": [0, 1], "wide": WIDE, "span": SPANS})
+    writer = stream_writer if method == "stream" else load_writer
+    assert writer.append(rows, f"{dataset}.t").rows == 2
+    got = reader.read(f"{dataset}.t").to_arrow().sort_by("id")
+    assert got.to_pydict() == rows.to_pydict()
 
 
-@pytest.fixture
-def service() -> BigQueryResource:
-    return BigQueryResource(
-        project=os.environ["BQ_TEST_PROJECT"], location=os.environ.get("BQ_TEST_LOCATION", "US")
-    )
-
-
-@pytest.fixture
-def table(service: BigQueryResource) -> Iterator[str]:
-    name = f"{os.environ['BQ_TEST_DATASET']}.test_{uuid.uuid4().hex[:12]}"
-    yield name
-    with service.get_client() as client:
-        client.delete_table(name, not_found_ok=True)
-
-
-def rows_of(*days: int) -> pa.Table:
-    dates = [dt.date(2026, 8, day) for day in days for _ in range(3)]
-    return pa.table({"day": pa.array(dates, pa.date32()), "n": list(range(len(dates)))})
-
-
-def test_append_and_read(service: BigQueryResource, table: str) -> None:
-    rows = rows_of(1, 2)
-    assert DefaultStreamWriter(bigquery=service).append(rows, table).rows == 6
-    got = BigQueryReader(bigquery=service).read(table, columns=["n"], where="n >= 2").to_arrow()
-    assert sorted(got["n"].to_pylist()) == [2, 3, 4, 5]
-
-
-def test_replace_a_partition(service: BigQueryResource, table: str) -> None:
-    bucket = os.environ["BQ_TEST_BUCKET"]
-    writer = FileLoadsWriter(bigquery=service, staging=f"gs://{bucket}/dagster-bq-connector")
-    daily = DailyTable(table, column="day")
-    writer.replace(rows_of(1, 2), daily.for_keys(["2026-08-01", "2026-08-02"]))
-    writer.replace(rows_of(2).slice(0, 1), daily.for_keys(["2026-08-02"]))
-    got = BigQueryReader(bigquery=service).read(table).to_arrow()
-    assert got.group_by("day").aggregate([("n", "count")]).sort_by("day")[
-        "n_count"
-    ].to_pylist() == [3, 1]
-
-
-def test_replace_a_whole_table(service: BigQueryResource, table: str) -> None:
-    bucket = os.environ["BQ_TEST_BUCKET"]
-    writer = FileLoadsWriter(bigquery=service, staging=f"gs://{bucket}/dagster-bq-connector")
-    writer.replace(rows_of(1, 2), table)
-    writer.replace(rows_of(3), table)
-    assert BigQueryReader(bigquery=service).read(table).to_arrow().num_rows == 3
+def test_a_column_that_was_added_just_now_is_waited_for(
+    dataset: str,
+    bigquery: BigQueryResource,
+    reader: BigQueryReader,
+    stream_writer: DefaultStreamWriter,
+) -> None:
+    with bigquery.get_client() as client:
+        client.create_table(Table(f"{client.project}.{dataset}.t", [SchemaField("id", "INTEGER")]))
+    stream_writer.append(pa.table({"id": [1]}), f"{dataset}.t")
+    wider = pa.table({"id": [2], "added": ["x"]})
+    stream_writer.append(wider, f"{dataset}.t", TableOptions(evolution="add"))
+    rows = reader.read(f"{dataset}.t").to_arrow().sort_by("id").to_pylist()
+    assert rows == [{"id": 1, "added": None}, {"id": 2, "added": "x"}]

@@ -3,8 +3,6 @@
 The table itself is in the local BigQuery; only the Storage API is the fake.
 """
 
-import threading
-import time
 from typing import Any
 
 import grpc
@@ -13,7 +11,7 @@ import pytest
 from google.cloud.bigquery_storage_v1 import types
 from google.rpc import status_pb2
 
-from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStreamWriter
+from dagster_bq_connector import BigQueryResource, DefaultStreamWriter
 from dagster_bq_connector.errors import (
     FailedRowsError,
     QuotaError,
@@ -21,8 +19,6 @@ from dagster_bq_connector.errors import (
     TableNotFoundError,
     UnreachableError,
 )
-from dagster_bq_connector.read import rows as read_rows
-from dagster_bq_connector.read import stream as read_stream
 from dagster_bq_connector.write import default_stream
 from support.fake_storage import FakeStorage, Received, acknowledged
 
@@ -154,160 +150,6 @@ def test_a_refusal_ends_the_append_at_once(
     storage.append = append
     with pytest.raises(RefusedError, match="the schema is a poem"):
         DefaultStreamWriter(bigquery=faked).append(pa.table({"id": range(9)}), f"{dataset}.t")
-
-
-class Served:
-    """Serves prepared batches over a number of streams, and counts what was taken from it."""
-
-    def __init__(self, storage: FakeStorage, streams: int, batches: int, rows: int) -> None:
-        self.schema = pa.schema([("id", pa.int64())])
-        self.batches, self.rows, self.sent = batches, rows, 0
-        self.lock = threading.Lock()
-        storage.session = types.ReadSession(
-            name="s",
-            arrow_schema=types.ArrowSchema(serialized_schema=self.schema.serialize().to_pybytes()),
-            streams=[types.ReadStream(name=f"s/{n}") for n in range(streams)],
-            estimated_row_count=streams * batches * rows,
-        )
-        storage.read = self.read
-        self.offsets: list[int] = []
-
-    def response(self, offset: int) -> types.ReadRowsResponse:
-        numbers = pa.array(range(offset, offset + self.rows), pa.int64())
-        data = pa.record_batch([numbers], schema=self.schema).serialize().to_pybytes()
-        batch = types.ArrowRecordBatch(serialized_record_batch=data)
-        return types.ReadRowsResponse(arrow_record_batch=batch, row_count=self.rows)
-
-    def read(self, request, _context):
-        self.offsets.append(request.offset)
-        for number in range(request.offset // self.rows, self.batches):
-            with self.lock:
-                self.sent += 1
-            yield self.response(number * self.rows)
-
-
-@pytest.fixture
-def table(bigquery: BigQueryResource, dataset: str) -> str:
-    with bigquery.get_client() as client:
-        client.query_and_wait(f"CREATE TABLE {dataset}.t (id INT64)")
-    return f"{dataset}.t"
-
-
-def test_a_slow_consumer_is_not_run_over(
-    faked: BigQueryResource,
-    storage: FakeStorage,
-    table: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Public failure case 59: two hundred batches of a megabyte, and nobody who takes them."""
-    monkeypatch.setattr(read_rows, "WINDOW_BYTES", 8 * MIB)
-    served = Served(storage, streams=4, batches=50, rows=MIB // 8)
-    taken: list[int] = []
-    take = read_stream.StreamReader._next
-
-    def counted(self):
-        message = take(self)
-        taken.append(1)
-        return message
-
-    monkeypatch.setattr(read_stream.StreamReader, "_next", counted)
-    batches = iter(BigQueryReader(bigquery=faked).read(table))
-    next(batches)
-    before = -1
-    while before != len(taken):  # until the readers have nothing to do any more
-        before = len(taken)
-        time.sleep(0.5)
-    # The window, what each of four readers holds in its hand, and the one that was consumed.
-    assert len(taken) <= 8 + 4 + 1
-    assert served.sent < 150  # and gRPC, which has buffers of its own, does not fetch the rest
-    assert sum(batch.num_rows for batch in batches) == 199 * served.rows
-    assert served.sent == 200
-
-
-def test_a_stream_goes_on_from_its_last_row(
-    faked: BigQueryResource, storage: FakeStorage, table: str
-) -> None:
-    served = Served(storage, streams=1, batches=6, rows=10)
-    whole = served.read
-
-    def broken(request, context):
-        for number, response in enumerate(whole(request, context)):
-            if len(served.offsets) < 3 and number == 2:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
-            yield response
-
-    storage.read = broken
-    got = BigQueryReader(bigquery=faked).read(table).to_arrow()["id"].to_pylist()
-    assert got == list(range(60))
-    assert served.offsets == [0, 20, 40]
-
-
-def test_a_stream_that_stalls_is_opened_again(
-    faked: BigQueryResource,
-    storage: FakeStorage,
-    table: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = Served(storage, streams=1, batches=4, rows=10)
-    whole = served.read
-
-    def stalling(request, context):
-        for number, response in enumerate(whole(request, context)):
-            if len(served.offsets) == 1 and number == 1:
-                while context.is_active():
-                    time.sleep(0.01)
-                return
-            yield response
-
-    storage.read = stalling
-    monkeypatch.setattr(read_stream, "IDLE_SECONDS", 0.5)
-    got = BigQueryReader(bigquery=faked).read(table).to_arrow()["id"].to_pylist()
-    assert got == list(range(40))
-    assert served.offsets == [0, 10]
-
-
-def test_a_read_that_is_refused_keeps_the_reason(
-    faked: BigQueryResource, storage: FakeStorage, table: str
-) -> None:
-    Served(storage, streams=2, batches=4, rows=10)
-
-    def refused(_request, context):
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the session is over")
-        yield
-
-    storage.read = refused
-    with pytest.raises(RefusedError, match="the session is over"):
-        BigQueryReader(bigquery=faked).read(table).to_arrow()
-
-
-def test_a_sibling_that_trickles_hides_no_stall(
-    faked: BigQueryResource,
-    storage: FakeStorage,
-    table: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = Served(storage, streams=2, batches=8, rows=10)
-    whole, stalled, reopened = served.read, threading.Event(), threading.Event()
-
-    def uneven(request, context):
-        if request.read_stream == "s/0" and not stalled.is_set():
-            stalled.set()
-            while context.is_active():
-                time.sleep(0.01)
-            return
-        if request.read_stream == "s/0":
-            reopened.set()
-            yield from whole(request, context)
-            return
-        for response in whole(request, context):
-            if not reopened.is_set():
-                time.sleep(0.3)
-            yield response
-        assert reopened.wait(20)  # the trickle goes on until the other stream was opened again
-
-    storage.read = uneven
-    monkeypatch.setattr(read_stream, "IDLE_SECONDS", 0.5)
-    assert BigQueryReader(bigquery=faked).read(table).to_arrow().num_rows == 160
 
 
 def test_many_refused_sizes_halve_once(

@@ -321,6 +321,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.mark.local_only("it needs endpoints that lead nowhere")
 def test_a_server_that_is_not_there(fields: dict[str, Any], dataset: str) -> None:
     """Both halves: REST, which is asked first, and the Storage API behind a REST that works."""
     nowhere = f"http://127.0.0.1:{free_port()}"

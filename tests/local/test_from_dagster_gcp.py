@@ -34,6 +34,7 @@ def frame(day: str, *numbers: int, city: str = "berlin") -> pd.DataFrame:
     return pd.DataFrame({"id": list(numbers), "at": at, "city": city})
 
 
+@pytest.mark.local_only("it logs dagster-gcp in as nobody")
 def test_a_table_changes_hands(
     theirs: Any, load_writer: FileLoadsWriter, reader: BigQueryReader, dataset: str
 ) -> None:

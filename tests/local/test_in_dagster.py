@@ -38,6 +38,7 @@ def run(
 @pytest.mark.parametrize("method", ["stream", "load"])
 def test_what_a_materialization_shows(
     dataset: str,
+    project: str,
     method: str,
     stream_writer: DefaultStreamWriter,
     load_writer: FileLoadsWriter,
@@ -50,8 +51,8 @@ def test_what_a_materialization_shows(
     [shown] = run(table, stream_writer if method == "stream" else load_writer)
     metadata = {key: value.value for key, value in shown.metadata.items()}
     assert metadata["dagster/row_count"] == 2
-    assert metadata["dagster/table_name"] == f"local-project.{dataset}.t"
-    assert metadata["dagster/uri"] == f"bigquery://local-project/{dataset}/t"
+    assert metadata["dagster/table_name"] == f"{project}.{dataset}.t"
+    assert metadata["dagster/uri"] == f"bigquery://{project}/{dataset}/t"
     assert metadata["mine"] == 7
     columns = {
         c.name: (c.type, c.constraints.nullable) for c in metadata["dagster/column_schema"].columns
@@ -127,11 +128,11 @@ def test_a_key_outside_of_the_definition_is_named(dataset: str) -> None:
 
 
 def test_jobs_carry_the_run_the_asset_and_the_partition(
-    dataset: str, bigquery: BigQueryResource, fields: dict[str, Any]
+    dataset: str, bigquery: BigQueryResource, fields: dict[str, Any], staging: str
 ) -> None:
     daily = DailyTable(f"{dataset}.t", column="day")
     labelled = BigQueryResource(**fields, labels={"team": "data"})
-    writer = FileLoadsWriter(bigquery=labelled, staging="gs://staging/labels")
+    writer = FileLoadsWriter(bigquery=labelled, staging=staging)
 
     @dg.asset(key=["shop", "Orders"], partitions_def=daily.partitions_def("2026-08-01"))
     def orders(context: dg.AssetExecutionContext, writer: BigQueryWriter) -> dg.MaterializeResult:
@@ -177,6 +178,7 @@ def test_the_ops_of_dagster_gcp_work_with_our_resource(bigquery: BigQueryResourc
 
 def test_long_work_says_so_in_the_log(
     dataset: str,
+    project: str,
     stream_writer: DefaultStreamWriter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,7 +195,7 @@ def test_long_work_says_so_in_the_log(
             record.event_log_entry.user_message
             for record in instance.get_records_for_run(result.run_id).records
         ]
-    shown = [line for line in lines if line.startswith(f"Appending to local-project.{dataset}.t:")]
+    shown = [line for line in lines if line.startswith(f"Appending to {project}.{dataset}.t:")]
     assert len(shown) == 3
     assert "3,000 rows" in shown[-1]
 

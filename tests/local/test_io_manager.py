@@ -339,7 +339,9 @@ def test_a_table_that_requires_a_filter(
         assert [row["id"] for row in client.query_and_wait(query)] == [20, 21]
 
 
-def test_what_a_materialization_shows(io_manager: BigQueryIOManager, dataset: str) -> None:
+def test_what_a_materialization_shows(
+    io_manager: BigQueryIOManager, dataset: str, project: str
+) -> None:
     @dg.asset
     def table() -> dg.MaterializeResult[pa.Table]:
         return dg.MaterializeResult(value=COLUMNS, metadata={"dagster/row_count": 7, "mine": 1})
@@ -349,7 +351,7 @@ def test_what_a_materialization_shows(io_manager: BigQueryIOManager, dataset: st
     shown = {key: value.value for key, value in event.materialization.metadata.items()}
     assert shown["dagster/row_count"] == 7  # what the asset says itself stays
     assert (shown["dagster_bq/rows"], shown["mine"]) == (3, 1)
-    assert shown["dagster/table_name"] == f"local-project.{dataset}.table"
+    assert shown["dagster/table_name"] == f"{project}.{dataset}.table"
     assert [column.name for column in shown["dagster/column_schema"].columns] == ["id", "name"]
 
 

@@ -216,3 +216,23 @@ def test_a_renamed_table_leaves_nothing_behind(lab):
     assert lab.client.get_table(other).etag
     with pytest.raises(exceptions.NotFound):
         lab.client.get_table(name)
+
+
+def test_a_patch_adds_fields_to_structs(lab):
+    table = lab.make("n INT64, s STRUCT<a INT64, t STRUCT<x INT64>>, many ARRAY<STRUCT<a INT64>>")
+    lab.sql(f"INSERT INTO {table} VALUES (1, STRUCT(1, STRUCT(2)), [STRUCT(3)])")
+    found = lab.client.get_table(table)
+    text, number = bigquery.SchemaField("b", "STRING"), bigquery.SchemaField("a", "INTEGER")
+    inner = bigquery.SchemaField("t", "RECORD", fields=[bigquery.SchemaField("x", "INTEGER"), text])
+    found.schema = [
+        bigquery.SchemaField("n", "INTEGER"),
+        bigquery.SchemaField("s", "RECORD", fields=[number, inner, text]),
+        bigquery.SchemaField("many", "RECORD", "REPEATED", fields=[number, text]),
+    ]
+    assert lab.client.update_table(found, ["schema"]).schema == found.schema
+    lab.sql(f"INSERT INTO {table} VALUES (2, STRUCT(1, STRUCT(2, 'x'), 'y'), [STRUCT(3, 'z')])")
+    assert lab.sql(f"SELECT s.t.b, s.b, many[0].b FROM {table} ORDER BY n") == [
+        (None, None, None),
+        ("x", "y", "z"),
+    ]
+    assert lab.client.get_table(table).schema == found.schema

@@ -137,9 +137,11 @@ def values(column: SchemaField) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def tables(draw: st.DrawFn, kinds: Collection[str]) -> tuple[list[SchemaField], pa.Table]:
-    """The columns of a table, and rows for it as they travel."""
-    fields = draw(columns(kinds))
+def tables(
+    draw: st.DrawFn, kinds: Collection[str], more: Sequence[SchemaField] = ()
+) -> tuple[list[SchemaField], pa.Table]:
+    """The columns of a table, `more` among them, and rows for it as they travel."""
+    fields = [*draw(columns(kinds)), *more]
     row = st.fixed_dictionaries({field.name: values(field) for field in fields})
     rows = draw(st.lists(row, min_size=1, max_size=6))
     schema = pa.schema([wire_field(field) for field in fields])

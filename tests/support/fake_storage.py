@@ -82,6 +82,9 @@ class FakeStorage:
         self.append: Callable[[Iterator[Request], grpc.ServicerContext], Iterator[Response]]
         self.read: Callable[[types.ReadRowsRequest, grpc.ServicerContext], Iterator[Any]]
         self.session: types.ReadSession = types.ReadSession()
+        self.create_session: Callable[
+            [types.CreateReadSessionRequest, grpc.ServicerContext], types.ReadSession
+        ] = lambda _request, _context: self.session
         self.append_calls = 0
         self._counting = threading.Lock()
         self._server = grpc.server(
@@ -97,7 +100,7 @@ class FakeStorage:
             types.ReadRowsResponse.serialize,
         )
         session = grpc.unary_unary_rpc_method_handler(
-            lambda _request, _context: self.session,
+            lambda request, context: self.create_session(request, context),
             types.CreateReadSessionRequest.deserialize,
             types.ReadSession.serialize,
         )

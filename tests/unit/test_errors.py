@@ -154,8 +154,8 @@ def test_a_quota_names_what_to_do() -> None:
     error = explain(spent, "Load job j")
     assert isinstance(error, QuotaError)
     assert str(error).startswith("Load job j: a quota of a day or so is used up.")
+    assert str(error).endswith("BigQuery said: Imports a day.")
     assert "ask for more quota" in str(error)
-    assert "Imports a day." in str(error)
     assert isinstance(explain(api.TooManyRequests("slow"), "Table t"), QuotaError)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_bq_connector.errors import SchemaError
 from dagster_bq_connector.schema.proto import row_type
-from dagster_bq_connector.write import protobuf
+from dagster_bq_connector.write import message, protobuf
 from dagster_bq_connector.write.encode import TRACE_ID, ArrowEncoder, OversizedRow, Request
 from dagster_bq_connector.write.protobuf import ProtobufEncoder, encoder_for
 from support import protobuf_rows
@@ -53,17 +53,17 @@ def messages(
     columns: Sequence[SchemaField], batch: pa.RecordBatch, **options: int
 ) -> list[dict[str, Any]]:
     """The rows of a batch, from the bytes of its requests."""
-    message = message_class(row_type(columns))
+    kind = message_class(row_type(columns))
     found = serialized(columns, batch, **options)
-    return [read(message.FromString(row), columns) for row in found]
+    return [read(kind.FromString(row), columns) for row in found]
 
 
 def values(kind: str, given: Sequence[Any]) -> list[Any]:
     """What Google's runtime finds in a column of one type."""
     column = SchemaField("x", kind)
-    message = message_class(row_type([column]))
+    kind_of_row = message_class(row_type([column]))
     batch = batch_of([column], [{"x": value} for value in given])
-    return [message.FromString(row).x for row in serialized([column], batch)]
+    return [kind_of_row.FromString(row).x for row in serialized([column], batch)]
 
 
 @settings(max_examples=120, deadline=None)
@@ -85,6 +85,14 @@ def test_a_batch_is_the_sum_of_its_rows(data: st.DataObject) -> None:
     batch = batch_of(columns, rows)
     alone = [row for n in range(len(rows)) for row in serialized(columns, batch.slice(n, 1))]
     assert list(serialized(columns, batch)) == alone
+
+
+def test_what_is_beyond_32_bits_comes_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [SchemaField("s", "STRING"), SchemaField("l", "STRING", "REPEATED")]
+    batch = batch_of(columns, [{"s": "a", "l": ["b", "cd"]}, {"s": None, "l": []}])
+    expected = list(serialized(columns, batch))
+    monkeypatch.setattr(message, "_WIDE", 0)
+    assert list(serialized(columns, batch)) == expected
 
 
 @pytest.mark.parametrize("bits", range(0, 64, 7))
@@ -334,6 +342,11 @@ def test_rows_that_fit_no_request_are_told_from_those_that_do() -> None:
     assert 50_000 < oversized[1] < 50_020
     kept = [row.start + n for row in found if isinstance(row, Request) for n in range(row.rows)]
     assert kept == [0, 2, 3, 5, 6]
+
+
+def test_no_row_fits_beside_a_head_that_is_too_large() -> None:
+    found = cut(TEXT, batch_of(TEXT, [{"id": 1, "s": ""}, {"id": 2, "s": ""}]), 100, 100)
+    assert [type(row) for row in found] == [OversizedRow, OversizedRow]
 
 
 def test_no_rows_are_no_requests() -> None:

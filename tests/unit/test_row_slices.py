@@ -119,6 +119,13 @@ def test_a_slice_that_would_be_the_whole_table() -> None:
         RowSlice(TABLE, (("de", ()),))
 
 
+def test_an_array_holds_no_one_key() -> None:
+    columns = [SchemaField("tags", "STRING", "REPEATED")]
+    slice_ = RowSlice(TABLE, tuple(keys("tags", "a")))
+    with pytest.raises(PartitionError, match="'tags' of d.t is an array"):
+        slice_.bind(columns, None, no_type)
+
+
 def test_parts_of_one_column_are_one_list() -> None:
     assert bound(*keys("REGION", "de", "at")).sql() == "((`REGION` IN ('de', 'at')))"
     month = days("day", "2026-08-01", "2026-08-02", "2026-08-03")
