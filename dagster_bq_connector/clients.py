@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import google.auth
 import google.auth.credentials
-import google.auth.impersonated_credentials
 import google.auth.transport.grpc
 import google.auth.transport.requests
-import google.oauth2.service_account
 import grpc
 import requests.adapters
 from google.api_core import client_info
 from google.api_core.client_options import ClientOptions
-from google.auth.exceptions import DefaultCredentialsError
 from google.cloud import bigquery, storage
 from google.cloud.bigquery_storage_v1 import BigQueryReadClient as ReadClient
 from google.cloud.bigquery_storage_v1.services.big_query_read.transports import (
     BigQueryReadGrpcTransport,
 )
 
+from dagster_bq_connector.credentials import GOOGLE, Credentials
 from dagster_bq_connector.endpoints import Endpoint, Endpoints
 from dagster_bq_connector.errors import ConfigurationError
 
-SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-GOOGLE = "googleapis.com"
 AGENT = "dagster-bq-connector/0.1.0"
 HTTP_CONNECTIONS = 32
+# A TCP connection of its own for each of an append's first calls: one alone carries at most a
+# hundred calls to Google's front ends, and far away not the bytes of several.
+APPEND_CHANNELS = 8
 # Of each call, gRPC receives two mebibytes ahead. By default it would measure the connection and
 # receive ahead as much as that carries: tens of mebibytes a read stream, whoever takes them.
 LOOKAHEAD_BYTES = 2 * 1024 * 1024
@@ -56,89 +51,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 T = TypeVar("T")
 _Config = TypeVar("_Config", bigquery.QueryJobConfig, bigquery.LoadJobConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Who calls. Application Default Credentials when nothing is set.
-
-    Attributes:
-        service_account_json: A service account's key: its JSON, or that in base64.
-        impersonate: The service account to act as.
-        delegates: The chain of service accounts that leads to `impersonate`.
-        quota_project: The project that is charged for the calls' quota.
-        universe_domain: The cloud that is called, `googleapis.com` by default.
-        anonymous: Send no credentials. Emulators are called so without being asked.
-    """
-
-    service_account_json: str | None = field(default=None, repr=False)
-    impersonate: str | None = None
-    delegates: tuple[str, ...] = ()
-    quota_project: str | None = None
-    universe_domain: str = GOOGLE
-    anonymous: bool = False
-
-    @property
-    def given(self) -> bool:
-        """Whether somebody chose an identity, rather than the environment's default."""
-        return bool(self.service_account_json or self.impersonate)
-
-    def load(self) -> tuple[google.auth.credentials.Credentials, str | None]:
-        """The credentials object, and the project that they belong to when they name one.
-
-        Raises:
-            ConfigurationError: There are none, or they cannot be read.
-        """
-        if self.anonymous:
-            return google.auth.credentials.AnonymousCredentials(), None
-        source, project = self._source()
-        if self.impersonate:
-            source = google.auth.impersonated_credentials.Credentials(
-                source_credentials=source,
-                target_principal=self.impersonate,
-                delegates=list(self.delegates),
-                target_scopes=list(SCOPES),
-            )
-        if self.quota_project and isinstance(
-            source, google.auth.credentials.CredentialsWithQuotaProject
-        ):
-            source = source.with_quota_project(self.quota_project)
-        return source, project
-
-    def _source(self) -> tuple[google.auth.credentials.Credentials, str | None]:
-        if self.service_account_json:
-            info = _service_account_info(self.service_account_json)
-            try:
-                credentials = google.oauth2.service_account.Credentials.from_service_account_info(
-                    info, scopes=SCOPES
-                )
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"gcp_credentials is no service account key: {error}"
-                ) from error
-            return credentials, info.get("project_id")
-        try:
-            return google.auth.default(scopes=SCOPES)
-        except DefaultCredentialsError as error:
-            raise ConfigurationError(
-                "No Google credentials were found. Run `gcloud auth application-default login`, "
-                "set gcp_credentials on the resource, or point it at a local BigQuery "
-                "(python -m dagster_bq_connector.local)."
-            ) from error
-
-
-def _service_account_info(text: str) -> dict[str, Any]:
-    """The key's JSON. The text itself never enters an error message."""
-    try:
-        plain = text if text.lstrip().startswith("{") else base64.b64decode(text).decode()
-        info = json.loads(plain)
-    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
-        info = None
-    if not isinstance(info, dict):
-        raise ConfigurationError(
-            "gcp_credentials must hold a service account's JSON key, as it is or in base64."
-        )
-    return info
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +227,13 @@ class Clients:
     @property
     def channel(self) -> grpc.Channel:
         """The gRPC channel to the Storage API, for reading and writing."""
-        return self._once("channel", self._channel)
+        return self.append_channel(0)
+
+    def append_channel(self, number: int) -> grpc.Channel:
+        """The channel for the connection of an append with that number, from 0."""
+        number %= APPEND_CHANNELS
+        own = (("grpc.use_local_subchannel_pool", 1),) if number else ()
+        return self._once(("channel", number), lambda: self._channel(own))
 
     @property
     def read(self) -> ReadClient:
@@ -332,17 +250,18 @@ class Clients:
         except ConfigurationError:
             return None
 
-    def _channel(self) -> grpc.Channel:
+    def _channel(self, more: tuple[tuple[str, int], ...] = ()) -> grpc.Channel:
         self.endpoints.check("storage")
+        options = CHANNEL_OPTIONS + more
         endpoint = self.endpoints.storage
         if endpoint and not endpoint.tls:
-            return grpc.insecure_channel(endpoint.address, options=CHANNEL_OPTIONS)
+            return grpc.insecure_channel(endpoint.address, options=options)
         address = endpoint.address if endpoint else self._service("bigquerystorage")
         return google.auth.transport.grpc.secure_authorized_channel(
             self.credentials,
             google.auth.transport.requests.Request(),
             address if ":" in address else f"{address}:443",
-            options=CHANNEL_OPTIONS,
+            options=options,
         )
 
     def _session(self) -> google.auth.transport.requests.AuthorizedSession:

@@ -142,6 +142,8 @@ _TABLE: Sequence[_Verdicts] = (
     _Verdicts(Fault.GAP, storage=(_Storage.OFFSET_OUT_OF_RANGE,), grpc=(_Grpc.OUT_OF_RANGE,)),
     _Verdicts(
         Fault.DENIED,
+        # gRPC says UNAVAILABLE of a call for which no token is to be had.
+        says=r"from plugin failed.*(invalid_(grant|client)|unauthorized_client|reauthentication)",
         storage=(_Storage.KMS_PERMISSION_DENIED,),
         grpc=(_Grpc.PERMISSION_DENIED, _Grpc.UNAUTHENTICATED),
         reasons=("accessDenied", "authError", "blocked", "forbidden"),

@@ -12,12 +12,11 @@ from google.cloud import bigquery
 from pydantic import ConfigDict, Field
 
 from dagster_bq_connector.clients import (
-    GOOGLE,
     Clients,
-    Credentials,
     JobDefaults,
     shared_clients,
 )
+from dagster_bq_connector.credentials import GOOGLE, Credentials
 from dagster_bq_connector.endpoints import Endpoints
 from dagster_bq_connector.errors import ConfigurationError, SchemaError, UnsupportedError
 from dagster_bq_connector.metadata import log

@@ -31,7 +31,7 @@ from dagster_bq_connector.write.targets import (
     of_table,
 )
 
-# All are calls over one HTTP/2 connection, which Google's front ends let carry a hundred.
+# Beyond that a process has no use for more: it cannot fill these.
 MAX_CONNECTIONS = 64
 Slice = TableSlice | RowSlice
 AS_IT_IS = Creation(tables=False, why_not="It was dropped while rows were appended.")

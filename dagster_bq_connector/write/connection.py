@@ -33,6 +33,7 @@ METHOD = "/google.cloud.bigquery.storage.v1.BigQueryWrite/AppendRows"
 # In flight: more than a second's worth of the 10 MB/s that the service takes from a connection.
 # More would only push the rows out of the processor's caches before they are sent.
 WINDOW_BYTES = 16 * 1024 * 1024
+WINDOW_REQUESTS = 1000  # of small ones the objects around them weigh more than their bytes
 STALL_SECONDS = 60.0
 # The service ends a call with an error after 600 seconds without a request; some networks sooner.
 IDLE_SECONDS = 240.0
@@ -171,7 +172,9 @@ class Connection:
 
     def takes(self, size: int) -> bool:
         """Whether a request of `size` bytes need not wait; one alone is always taken."""
-        return self._failure is None and (not self._bytes or self._bytes + size <= self._window)
+        if self._failure is not None or not self._in_flight:
+            return self._failure is None
+        return len(self._in_flight) < WINDOW_REQUESTS and self._bytes + size <= self._window
 
     @property
     def load(self) -> int:

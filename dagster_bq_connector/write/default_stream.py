@@ -182,10 +182,10 @@ class _Appender:
                 self.bytes += sent.size
                 self._progress.advance(sent.piece.batch.num_rows)
 
-    def connect(self, turnstile: Turnstile, window: int) -> Connection:
+    def connect(self, number: int, turnstile: Turnstile, window: int) -> Connection:
         """A connection for rows as they travel now."""
         return Connection(
-            append_rows(self._clients.channel, self._stream),
+            append_rows(self._clients.append_channel(number), self._stream),
             self._encoder.first,
             backoff=Backoff(deadline=self._deadline),
             window=window,

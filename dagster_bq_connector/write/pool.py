@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 from dagster_bq_connector.write.connection import WINDOW_BYTES, Connection, Turnstile
 
 # In flight over all connections, unless each then had too little for a few requests.
 POOL_BYTES = 64 * 1024 * 1024
 SMALLEST_WINDOW = 4 * 1024 * 1024
+
+Connect: TypeAlias = Callable[[int, Turnstile, int], Connection]
 
 
 class Pool:
@@ -20,16 +22,16 @@ class Pool:
     sends its own requests again, and the others go on.
     """
 
-    def __init__(self, connect: Callable[[Turnstile, int], Connection], count: int) -> None:
+    def __init__(self, connect: Connect, count: int) -> None:
         """Prepare `count` connections; no call is opened yet.
 
         Args:
-            connect: Makes a connection with a window of so many bytes.
+            connect: Makes the connection of a number, from 0, with a window of so many bytes.
             count: How many; 1 or more.
         """
         self._connect, self._turnstile = connect, Turnstile()
         self._window = max(SMALLEST_WINDOW, min(WINDOW_BYTES, POOL_BYTES // count))
-        self._connections = [self._make() for _ in range(count)]
+        self._connections = [self._make(number) for number in range(count)]
         self._reconnects = 0  # of connections that are gone
 
     def send(self, payload: bytes) -> Future[int | None]:
@@ -59,16 +61,16 @@ class Pool:
 
     def mend(self) -> None:
         """Put new connections in the place of those that failed for good."""
-        for index, each in enumerate(self._connections):
+        for number, each in enumerate(self._connections):
             if each.failed:
                 each.abandon()
-                self._replace(index)
+                self._replace(number)
 
     def renew(self) -> None:
         """Wait for all answers, then put new connections in the place of all."""
         self.close()
-        for index in range(len(self._connections)):
-            self._replace(index)
+        for number in range(len(self._connections)):
+            self._replace(number)
 
     def close(self) -> None:
         """Wait for all answers, then end the calls."""
@@ -80,9 +82,9 @@ class Pool:
         for each in self._connections:
             each.abandon()
 
-    def _make(self) -> Connection:
-        return self._connect(self._turnstile, self._window)
+    def _make(self, number: int) -> Connection:
+        return self._connect(number, self._turnstile, self._window)
 
-    def _replace(self, index: int) -> None:
-        self._reconnects += self._connections[index].reconnects
-        self._connections[index] = self._make()
+    def _replace(self, number: int) -> None:
+        self._reconnects += self._connections[number].reconnects
+        self._connections[number] = self._make(number)

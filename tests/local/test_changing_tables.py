@@ -4,6 +4,7 @@ The table itself is in the local BigQuery; the Storage API is the fake one, whic
 service's servers do until each of them has noticed.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,10 +88,10 @@ def test_a_column_that_was_just_added_is_waited_for(
     connections: int,
 ) -> None:
     """Public failure case 10: ALTER TABLE ADD COLUMN, an append at once, and three refusals."""
-    received, rows = Received(), list[Any]()
+    received, rows, numbers = Received(), list[Any](), itertools.count(1)
 
     def append(requests: Iterator[Request], context: grpc.ServicerContext) -> Iterator[Response]:
-        decode, call = received.call(), storage.append_calls
+        decode, call = received.call(), next(numbers)
         for request in requests:
             batch = decode(request)
             if call <= 3:

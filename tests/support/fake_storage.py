@@ -3,6 +3,7 @@
 It stalls, drains, refuses and forgets on demand. Nothing is stored.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -85,6 +86,7 @@ class FakeStorage:
             [types.CreateReadSessionRequest, grpc.ServicerContext], types.ReadSession
         ] = lambda _request, _context: self.session
         self.append_calls = 0
+        self._counting = threading.Lock()
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=32),
             options=[("grpc.max_receive_message_length", 64 * 1024 * 1024)],
@@ -117,7 +119,8 @@ class FakeStorage:
     def _append(
         self, requests: Iterator[Request], context: grpc.ServicerContext
     ) -> Iterator[Response]:
-        self.append_calls += 1
+        with self._counting:
+            self.append_calls += 1
         yield from self.append(requests, context)
 
     def stop(self) -> None:

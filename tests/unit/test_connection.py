@@ -12,7 +12,7 @@ from google.cloud.bigquery_storage_v1 import types
 from google.rpc import status_pb2
 
 from dagster_bq_connector.errors import Fault, RequestTooLargeError, UnreachableError
-from dagster_bq_connector.write.connection import AppendRefused, Connection
+from dagster_bq_connector.write.connection import WINDOW_REQUESTS, AppendRefused, Connection
 from dagster_bq_connector.write.encode import ArrowEncoder
 from support.connections import QUICK, SCHEMA, STREAM, connect, number_in, payload
 from support.fake_storage import FakeStorage, acknowledged
@@ -152,6 +152,37 @@ def test_the_window_bounds_what_is_in_flight(storage: FakeStorage, channel: grpc
     sender.join(timeout=20)
     connection.close()
     assert len(sent) == 10
+
+
+def test_small_requests_in_flight_are_bounded_by_their_number(
+    storage: FakeStorage, channel: grpc.Channel
+) -> None:
+    go_on = threading.Event()
+
+    def append(requests: Iterator[types.AppendRowsRequest], _context: object):
+        for request in requests:
+            go_on.wait(20)
+            yield acknowledged(number_in(request))
+
+    storage.append = append
+    connection, one, answers = connect(channel), payload(0), list[Future[int | None]]()
+
+    def send() -> None:
+        for _ in range(1500):
+            answers.append(connection.send(one))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    end = time.monotonic() + 60
+    while len(answers) < WINDOW_REQUESTS and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    in_flight = len(answers)
+    go_on.set()
+    sender.join(timeout=60)
+    connection.close()
+    assert in_flight == WINDOW_REQUESTS
+    assert [answer.result(timeout=0) for answer in answers] == [0] * 1500
 
 
 def test_closing_twice_and_closing_unused(channel: grpc.Channel) -> None:

@@ -71,6 +71,19 @@ def storage_status(code: int) -> status_pb2.Status:
             Fault.TOO_LARGE,
         ),
         (status_pb2.Status(code=999, message="?"), Fault.BROKEN),
+        (
+            status_pb2.Status(
+                code=14,
+                message="Getting metadata from plugin failed with error: ('invalid_grant: Revoked'",
+            ),
+            Fault.DENIED,
+        ),
+        (
+            status_pb2.Status(
+                code=14, message="Getting metadata from plugin failed with error: timed out"
+            ),
+            Fault.BROKEN,
+        ),
         (api.NotFound("Not found: Dataset p:d"), Fault.DATASET_MISSING),
         (api.NotFound("Not found: Table p:d.t"), Fault.TABLE_MISSING),
         (api.Conflict("Already Exists: Job p:j"), Fault.TAKEN),
