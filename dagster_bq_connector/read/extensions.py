@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_bq_connector.schema.types import SQL_TYPE
-
-_KEYS = (SQL_TYPE, b"ARROW:extension:metadata")
+_NAME = b"ARROW:extension:name"
+_KEYS = (_NAME, b"ARROW:extension:metadata")
 # What Arrow's own type says already.
 REDUNDANT = (b"google:sqlType:datetime", b"google:sqlType:interval")
 
@@ -26,7 +25,7 @@ def without_extensions(schema: pa.Schema, names: Container[bytes] | None = None)
 
 def _without(field: pa.Field[Any], names: Container[bytes] | None) -> pa.Field[Any]:
     metadata: Any = field.metadata or {}
-    if names is None or metadata.get(SQL_TYPE, b"") in names:
+    if names is None or metadata.get(_NAME, b"") in names:
         metadata = {key: value for key, value in metadata.items() if key not in _KEYS}
     return field.with_type(_plain(field.type, names)).with_metadata(metadata)
 
