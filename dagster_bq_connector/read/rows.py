@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 # one to eight streams (benchmarks/read.py).
 WINDOW_BYTES = 96 * MIB
 _BASE_BYTES = 32 * MIB
-_STREAM_BYTES = 5 * MIB
+_STREAM_BYTES = 6 * MIB
 
 OpenStream = Callable[[str], StreamReader]
 
