@@ -339,6 +339,27 @@ def test_a_table_that_requires_a_filter(
         assert [row["id"] for row in client.query_and_wait(query)] == [20, 21]
 
 
+def test_a_column_more_is_refused_or_added(
+    dataset: str, load_writer: FileLoadsWriter, reader: BigQueryReader
+) -> None:
+    """Public failure case 54: the second run has a column that the table lacks."""
+    given = {"rows": rows_of(["2026-08-01"], 2)}
+
+    @dg.asset(partitions_def=DAILY, metadata={"partition_expr": "day"})
+    def table() -> pa.Table:
+        return given["rows"]
+
+    fixed = BigQueryIOManager(writer=load_writer, dataset=dataset)
+    growing = BigQueryIOManager(writer=load_writer, dataset=dataset, evolution="add")
+    assert run([table], fixed, partition_key="2026-08-01").success
+    given["rows"] = rows_of(["2026-08-02"], 1).append_column("note", pa.array(["new"]))
+    with pytest.raises(SchemaError, match="no column 'note'"):
+        run([table], fixed, partition_key="2026-08-02")
+    assert run([table], growing, partition_key="2026-08-02").success
+    notes = reader.read(f"{dataset}.table").to_arrow()["note"].to_pylist()
+    assert sorted(notes, key=str) == [None, None, "new"]
+
+
 def test_what_a_materialization_shows(
     io_manager: BigQueryIOManager, dataset: str, project: str
 ) -> None:
