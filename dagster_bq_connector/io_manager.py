@@ -23,9 +23,9 @@ from dagster_bq_connector.resources import STRICT, BigQueryReader, Connected
 from dagster_bq_connector.schema.data import open_data
 from dagster_bq_connector.schema.frames import frame_package
 from dagster_bq_connector.schema.types import table_fields
-from dagster_bq_connector.table.options import Evolution, TableOptions
+from dagster_bq_connector.table.options import Evolution, TableOptions, partitioning_of
 from dagster_bq_connector.table.ref import TableRef
-from dagster_bq_connector.table.row_slice import RowSlice
+from dagster_bq_connector.table.row_slice import RowSlice, every_row
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.writers import BigQueryWriter
 
@@ -136,7 +136,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
             if keys:
                 source = partitions.rows()
             else:  # a mapping may lead to no partition at all
-                where = "FALSE"
+                where = _no_row(connected, table)
         reader = BigQueryReader(bigquery=self.writer.bigquery)
         if form == "lazy":
             return reader.scan(source, columns, where)
@@ -239,6 +239,12 @@ def _form(context: dg.InputContext) -> str:
         f"Input {context.name!r} is annotated {kind}, which no table can be loaded as: annotate "
         f"it {_FORMS}."
     )
+
+
+def _no_row(connected: Connected, table: TableRef) -> str:
+    """A filter that no row passes, and a table takes that requires one of its partitions."""
+    every = every_row(partitioning_of(connected.admin.get(table)))
+    return f"{every} AND FALSE" if every else "FALSE"
 
 
 def _convert(rows: Rows, form: str) -> Any:

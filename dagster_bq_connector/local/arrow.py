@@ -201,6 +201,7 @@ def _field(column: Any, wanted: Wanted) -> pa.Field[Any]:
 
 def read_rows(request: storage.ReadRowsRequest) -> Iterator[storage.ReadRowsResponse]:
     schema = _schemas.get(request.read_stream.rpartition("/streams/")[0])
+    position = request.offset
     for response in read.read_rows(request):
         if schema is None:
             yield response
@@ -212,6 +213,9 @@ def read_rows(request: storage.ReadRowsRequest) -> Iterator[storage.ReadRowsResp
         for piece in _pieces(batch.cast(schema)):
             rows.serialized_record_batch = piece.serialize().to_pybytes()
             rows.row_count = response.row_count = piece.num_rows
+            position += piece.num_rows
+            stream = read._lookup(request.read_stream)
+            stream.allocated = max(stream.allocated, position)  # so far it may be resumed
             yield response
 
 

@@ -243,3 +243,18 @@ def test_a_restriction_is_one_expression(lab, table):
     options = types.ReadSession.TableReadOptions(row_restriction="id = 1; SELECT 1")
     with pytest.raises(exceptions.InvalidArgument, match="Syntax error"):
         lab.session(table, read_options=options)
+
+
+def test_messages_are_of_the_size_of_the_service_and_resumed_between(lab):
+    table = lab.make("id INT64, text STRING")
+    lab.sql(
+        f"INSERT INTO `{table}` SELECT id, REPEAT('x', 1000) "
+        "FROM UNNEST(GENERATE_ARRAY(1, 3000)) AS id"
+    )
+    [stream] = lab.session(table).streams
+    answers = iter(lab.reader.read_rows(stream.name))
+    first = next(answers)
+    assert 0 < first.row_count < 3000
+    assert len(first.arrow_record_batch.serialized_record_batch) < 2 * 1024 * 1024
+    rest = lab.reader.read_rows(stream.name, offset=first.row_count)
+    assert first.row_count + sum(answer.row_count for answer in rest) == 3000
