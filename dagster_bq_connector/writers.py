@@ -25,6 +25,7 @@ from dagster_bq_connector.write.staging import Staging
 from dagster_bq_connector.write.targets import (
     Ensure,
     Targets,
+    check_streamable,
     of_rows,
     of_slice,
     of_stream,
@@ -173,6 +174,8 @@ class DefaultStreamWriter(BigQueryWriter):
             raise ConfigurationError(
                 f"connections={self.connections}: it must be from 1 to {MAX_CONNECTIONS}."
             )
+        if slice_:
+            check_streamable(slice_)
         layout = slice_.options if slice_ else None
         ensured = self._ensure(connected, batches)(ref, options or layout)
         checked = of_stream(slice_, ensured) if slice_ else None

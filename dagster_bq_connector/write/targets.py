@@ -165,12 +165,20 @@ def of_stream(slice_: TableSlice | RowSlice, table: EnsuredTable) -> Targets:
 
     if isinstance(slice_, RowSlice):
         return _of_rows(slice_, table, refuse)
-    if slice_.sharded or slice_.column is None:
+    return _of_rows(_as_rows(slice_, table.columns), table, refuse)
+
+
+def check_streamable(slice_: TableSlice | RowSlice) -> None:
+    """Refuse, before a table is made, what a stream cannot lead to.
+
+    Raises:
+        UnsupportedError: The slice is several tables, or partitions by time of ingestion.
+    """
+    if isinstance(slice_, TableSlice) and (slice_.sharded or slice_.column is None):
         raise UnsupportedError(
             f"BigQuery chooses the partition of a row that is streamed to {slice_.table}, and a "
             "stream leads to one table: write the partitions with FileLoadsWriter."
         )
-    return _of_rows(_as_rows(slice_, table.columns), table, refuse)
 
 
 def _needs_sql(targets: Targets) -> bool:

@@ -171,7 +171,7 @@ def test_many_refused_sizes_halve_once(
 @pytest.mark.parametrize(
     ("code", "error", "text"),
     [
-        (8, QuotaError, "BigQuery allows no more for now: later"),
+        (8, QuotaError, "BigQuery allows no more for now.*BigQuery said: later"),
         (14, UnreachableError, "no success within the deadline. Last failure: later"),
     ],
 )
@@ -225,8 +225,12 @@ def test_a_new_table_costs_its_requests_one_wait_together(
 
 
 def test_who_lost_the_race_to_create_is_as_patient(
-    faked: BigQueryResource, storage: FakeStorage, table: str
+    faked: BigQueryResource, bigquery: BigQueryResource, storage: FakeStorage, dataset: str
 ) -> None:
+    table = f"{dataset}.t"
+    with bigquery.get_client() as client:
+        client.query_and_wait(f"CREATE TABLE {table} (id INT64)")
+
     def append(requests, context):
         for _ in requests:
             if storage.append_calls < 2:

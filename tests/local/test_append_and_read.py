@@ -296,9 +296,7 @@ def test_what_the_default_stream_cannot_do_is_refused_before_it_writes(
     for attempt in (
         lambda: stream_writer.replace(rows, f"{dataset}.t"),
         lambda: stream_writer.append(rows, f"{dataset}.t$20260801"),
-        lambda: stream_writer.append(
-            rows, DailyTable(f"{dataset}.t", column="day").for_keys(["2026-08-01"])
-        ),
+        lambda: stream_writer.append(rows, DailyTable(f"{dataset}.t").for_keys(["2026-08-01"])),
     ):
         with pytest.raises(UnsupportedError, match="FileLoadsWriter"):
             attempt()
@@ -336,7 +334,7 @@ def test_a_server_that_is_not_there(fields: dict[str, Any], dataset: str) -> Non
         with pytest.raises(UnreachableError, match=f"{dataset}.t: no success within the deadline"):
             attempt()
     half = BigQueryResource(**(short | {"storage_endpoint": nowhere}))
-    with pytest.raises(UnreachableError, match="No append was acknowledged within the deadline"):
+    with pytest.raises(UnreachableError, match="t: nothing was acknowledged within the deadline"):
         DefaultStreamWriter(bigquery=half).append(rows, f"{dataset}.t")
     with pytest.raises(UnreachableError, match=f"Reading .*{dataset}.t"):
         BigQueryReader(bigquery=half).read(f"{dataset}.t")

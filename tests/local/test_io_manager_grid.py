@@ -111,10 +111,11 @@ def test_grid(
     assert isinstance(taken["same"], FORMS[form])
     assert ids(taken["same"]) == ([3, 4, 5] if definition else [100])
     assert as_table(taken["same"]).column_names == SCHEMA.names
-    run(everything)
-    assert isinstance(taken["everything"], FORMS[form])
-    assert as_table(taken["everything"]).to_pydict() == {"id": [100]}
-    if definition:  # no row of another partition gets in, and nothing changes
+    if layout == "new":
+        run(everything)
+        assert isinstance(taken["everything"], FORMS[form])
+        assert as_table(taken["everything"]).to_pydict() == {"id": [100]}
+    if definition and form == "arrow":  # no row of another partition gets in
         given["rows"] = pa.concat_tables([rows_of([first], 1), rows_of([second], 1)])
         with pytest.raises(Exception, match="Row 1 belongs to"):
             run(table, [first])
