@@ -19,11 +19,18 @@ import polars as pl
 import pyarrow as pa
 from dagster_gcp_pandas import BigQueryPandasIOManager
 from google.cloud import bigquery as google_bigquery
+from google.cloud.bigquery_storage_v1 import types
 
 from benchmarks.data import batches
 from benchmarks.report import Call, Report
-from dagster_bq_connector import BigQueryIOManager, BigQueryResource, FileLoadsWriter
+from dagster_bq_connector import (
+    BigQueryIOManager,
+    BigQueryReader,
+    BigQueryResource,
+    FileLoadsWriter,
+)
 from dagster_bq_connector.local import LocalBigQuery
+from dagster_bq_connector.read.stream import METHOD
 from dagster_bq_connector.resources import Connected
 
 ROWS = 200_000
@@ -112,12 +119,23 @@ def run(report: Report) -> None:
             kind = type(frame)
             out[f"out: ours, {form}"] = _call(ours.handle_output, lambda: _output("ours"), frame)
             into[f"in: ours, {form}"] = _call(ours.load_input, partial(_input, "ours", kind))
+        into["in: gRPC alone, nothing parsed"] = Call(partial(_drain, ours, "ours"), ROWS)
         for calls in (out, into):
             other, *best = report.compare(calls, repeats=3).items()
             for name, figure in best:
                 aim = 10 if name in ("in: ours, Arrow", "in: ours, Polars") else None
                 ratio = figure.rows_cpu / other[1].rows_cpu
                 report.result(f"{name}, less client CPU", ratio, " times", aim)
+
+
+def _drain(ours: Any, name: str) -> None:
+    """Receive the bytes of a table, which is the least that a read takes."""
+    bigquery = ours.writer.bigquery
+    [session] = BigQueryReader(bigquery=bigquery).read(f"{DATASET}.{name}").sessions
+    method = bigquery.connect().clients.channel.unary_stream(METHOD)
+    for stream in session.streams:
+        for _ in method(types.ReadRowsRequest.serialize(types.ReadRowsRequest(read_stream=stream))):
+            pass
 
 
 def _call(method: Any, context: Callable[[], Any], *arguments: Any) -> Call:

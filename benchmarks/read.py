@@ -76,6 +76,7 @@ def run(report: Report) -> None:
     with server(ROWS, STREAMS, SLOW_ROWS // ROWS // STREAMS + 1) as address:
         command = [sys.executable, "-m", "benchmarks.read", address]
         grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    report.lines.append("")
     report.result("resident memory grew by", float(grown), " MiB", -WINDOW_BYTES / MIB)
 
 

@@ -72,7 +72,7 @@ class Report:
     lines: list[str] = field(default_factory=list)
 
     def section(self, title: str) -> None:
-        self._say(f"\n## {title}\n")
+        self._say(f"\n## {title}")
 
     def compare(self, calls: Mapping[str, Call], repeats: int = REPEATS) -> dict[str, Figure]:
         """Run each call once to warm up, then all of them in turn, `repeats` times."""
@@ -86,6 +86,7 @@ class Report:
                 if repeat >= 0:
                     figure.wall.append(wall)
                     figure.cpu.append(cpu)
+        self._say("")
         self._say("| | rows/s: median (best) | rows per CPU s: median (best) | MB/s |")
         self._say("|---|---:|---:|---:|")
         for name, figure in figures.items():
