@@ -83,7 +83,8 @@ class Rows:
 
         schema = polars_schema(without_extensions(self.schema))
         batches = [polars_batch(batch) for batch in self._read(without_extensions)]
-        frame = pl.from_arrow(pa.Table.from_batches(batches, schema=schema))
+        table = pa.Table.from_batches(batches, schema=schema)
+        frame = pl.from_arrow(table, rechunk=False)  # a copy that few queries need
         assert isinstance(frame, pl.DataFrame)  # a table never becomes a series
         return frame
 
