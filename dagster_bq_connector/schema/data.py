@@ -72,6 +72,8 @@ def _open(data: Data) -> Batches:
             return _open(from_pandas(data))
         if package == "polars":
             return Batches(*from_polars(data))
+        if isinstance(data, pa.RecordBatchReader):
+            return Batches(data.schema, map(_own, data))  # it may lead to a generator
         schema = getattr(data, "schema", None)
         if isinstance(schema, pa.Schema) and isinstance(data, Iterable):
             return Batches(schema, iter(data))  # rows of a read, too: their errors keep their type
@@ -123,12 +125,24 @@ def _chain(pieces: Iterator[Data]) -> Batches:
         for number in itertools.count(2):
             for batch in following.batches:
                 rows += batch.num_rows
-                yield batch
+                yield _own(batch)
             if (piece := next(pieces, None)) is None:
                 return
             following = _open_next(piece, opened.schema.names, number, rows)
 
     return Batches(opened.schema, batches())
+
+
+def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in memory of their own.
+
+    Rows are held until they are acknowledged or staged, and by then whoever makes the pieces may
+    have filled the memory of this one with those of the next, as a pandas frame is filled in place.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 def _open_next(piece: Data, names: list[str], number: int, rows: int) -> Batches:

@@ -1,9 +1,12 @@
 """Partitions and tables are replaced by load jobs, at once or not at all."""
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from google.cloud.bigquery import LoadJob
@@ -12,6 +15,7 @@ from dagster_bq_connector import (
     BigQueryReader,
     BigQueryResource,
     DailyTable,
+    DefaultStreamWriter,
     FileLoadsWriter,
     RangePartitioning,
     TableOptions,
@@ -412,3 +416,33 @@ def test_one_large_batch_becomes_several_files(
     load_writer.replace(pa.table({"n": range(50_000)}), f"{dataset}.t")
     assert len(sizes) >= 4
     assert max(sizes) <= 101_000
+
+
+@pytest.mark.parametrize("method", ["stream", "load"])
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "reader"])
+def test_pieces_may_share_memory_that_is_filled_anew(
+    method: str,
+    kind: str,
+    dataset: str,
+    stream_writer: DefaultStreamWriter,
+    load_writer: FileLoadsWriter,
+    reader: BigQueryReader,
+) -> None:
+    """A generator that fills one buffer for all its pieces: the rows are those of each piece."""
+    size, count = 1_000, 8
+    values = np.empty((size, 1), dtype=np.int64)
+    frame = pd.DataFrame(values, columns=["id"], copy=False)
+
+    def pieces() -> Iterator[Any]:
+        for number in range(count):
+            values[:, 0] = np.arange(number * size, (number + 1) * size)
+            column = pa.Array.from_buffers(pa.int64(), size, [None, pa.py_buffer(values)])
+            yield frame if kind == "pandas" else pa.record_batch({"id": column})
+
+    writer = stream_writer if method == "stream" else load_writer
+    data: Any = pieces()
+    if kind == "reader":
+        data = pa.RecordBatchReader.from_batches(pa.schema({"id": pa.int64()}), data)
+    assert writer.append(data, f"{dataset}.t").rows == size * count
+    found = reader.read(f"{dataset}.t").to_arrow()["id"].to_pylist()
+    assert sorted(found) == list(range(size * count))
