@@ -17,8 +17,12 @@ from google.api_core import client_info
 from google.api_core.client_options import ClientOptions
 from google.cloud import bigquery, storage
 from google.cloud.bigquery_storage_v1 import BigQueryReadClient as ReadClient
+from google.cloud.bigquery_storage_v1 import BigQueryWriteClient as WriteClient
 from google.cloud.bigquery_storage_v1.services.big_query_read.transports import (
     BigQueryReadGrpcTransport,
+)
+from google.cloud.bigquery_storage_v1.services.big_query_write.transports import (
+    BigQueryWriteGrpcTransport,
 )
 
 from dagster_bq_connector.credentials import GOOGLE, Credentials
@@ -243,6 +247,13 @@ class Clients:
     def read(self) -> ReadClient:
         """The Storage Read client, for control calls; rows go over `channel` directly."""
         return self._once("read", lambda: _read_client(self.channel))
+
+    @property
+    def write(self) -> WriteClient:
+        """The Storage Write client, for control calls; rows go over `append_channel` directly."""
+        return self._once(
+            "write", lambda: WriteClient(transport=BigQueryWriteGrpcTransport(channel=self.channel))
+        )
 
     def _read_for_rest(self) -> ReadClient | None:
         """A read client with a channel of its own, which the REST client closes after use.

@@ -52,6 +52,14 @@ class UnsupportedError(ConnectorError):
     """The write method cannot do what was asked. Raised before anything is written."""
 
 
+class WriteKeyError(ConnectorError):
+    """A write key that is missing, or that was used for another write. Nothing was changed."""
+
+
+class UnknownOutcomeError(ConnectorError):
+    """Whether a write has happened cannot be known from here: the error says how to find out."""
+
+
 class AccessDeniedError(ConnectorError):
     """BigQuery or Cloud Storage refused the credentials."""
 

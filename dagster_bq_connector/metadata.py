@@ -49,6 +49,10 @@ class MaterializedWrite(WriteResult):
         }
         if self.jobs:
             metadata[f"dagster_bq/{scope}jobs"] = list(self.jobs)
+        if self.streams:
+            metadata[f"dagster_bq/{scope}streams"] = list(self.streams)
+        if self.replayed:
+            metadata["dagster_bq/replayed"] = True
         if not several:
             count = "partition_row_count" if self.partitions else "row_count"
             metadata[f"dagster/{count}"] = self.rows

@@ -20,6 +20,7 @@ from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import default_stream, file_loads
+from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staging
 from dagster_bq_connector.write.targets import (
@@ -31,6 +32,7 @@ from dagster_bq_connector.write.targets import (
     of_stream,
     of_table,
 )
+from dagster_bq_connector.write_keys import write_key
 
 # Beyond that a process has no use for more: it cannot fill these.
 MAX_CONNECTIONS = 64
@@ -60,7 +62,11 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     )
 
     def append(
-        self, data: Data, table: Destination, options: TableOptions | None = None
+        self,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None = None,
+        key: str | None = None,
     ) -> MaterializedWrite:
         """Add rows to a table.
 
@@ -70,6 +76,9 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
                 once, a few batches at a time.
             table: The table. It is created when it is missing, if `create_table` allows it.
             options: The layout of a table that is created; an existing one is checked against it.
+            key: The write key: what is written again under the same key lands once. By default it
+                is made of the run, the step and the table; a retry of the step or of the run, and
+                a re-execution from failure, have the same, and any other run another.
 
         Returns:
             What was written; `to_materialize_result()` makes it an asset's result.
@@ -82,13 +91,21 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             UnsupportedError: The write method does not take a type, or a partition.
             AccessDeniedError: The credentials do not allow it.
             RefusedError, QuotaError: BigQuery refused the write.
+            WriteKeyError: The step has written to the table before, and no `key` tells the two
+                apart; or the key was used for something else.
             UnreachableError: No answer within the deadline.
         """
         _refuse_other_options(options)
-        return MaterializedWrite.of(self._append(Connected.to(self.bigquery), data, table, options))
+        connected = Connected.to(self.bigquery)
+        identity = self._key(connected, "append", table, key)
+        return MaterializedWrite.of(self._append(connected, data, table, options, identity))
 
     def replace(
-        self, data: Data, table: Destination, options: TableOptions | None = None
+        self,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None = None,
+        key: str | None = None,
     ) -> MaterializedWrite:
         """Put rows in the place of those that are there: of the table, or of a part of it.
 
@@ -100,6 +117,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             table: A table, a partition (`shop.orders$20260801`), what `DailyTable.for_run`
                 gives, or a `RowSlice`.
             options: As for `append`.
+            key: As for `append`.
 
         Returns:
             What was written.
@@ -112,19 +130,39 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             ConnectorError: As for `append`; nothing was changed.
         """
         _refuse_other_options(options)
-        return MaterializedWrite.of(
-            self._replace(Connected.to(self.bigquery), data, table, options)
-        )
+        connected = Connected.to(self.bigquery)
+        identity = self._key(connected, "replace", table, key)
+        return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
 
     @abstractmethod
     def _append(
-        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        key: WriteKey,
     ) -> WriteResult: ...
 
     @abstractmethod
     def _replace(
-        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        key: WriteKey,
     ) -> WriteResult: ...
+
+    def _key(
+        self, connected: Connected, operation: Operation, table: Destination, key: str | None
+    ) -> WriteKey:
+        """The write key of a call.
+
+        Raises:
+            WriteKeyError: It cannot be told what makes this write another one.
+        """
+        return write_key(operation, _resolved(connected, table), key)
 
     def _ensure(self, connected: Connected, data: Batches) -> Ensure:
         """Finds or creates tables for this data."""
@@ -153,6 +191,16 @@ class DefaultStreamWriter(BigQueryWriter):
     replaces: ClassVar[bool] = False
     """It only adds rows."""
 
+    def _key(
+        self, connected: Connected, operation: Operation, table: Destination, key: str | None
+    ) -> WriteKey:
+        if key is not None:
+            raise UnsupportedError(
+                "The default stream writes at least once, so it takes no write key: leave key= "
+                "out, or use ExactlyOnceWriter or FileLoadsWriter."
+            )
+        return WriteKey.unique()
+
     connections: int = Field(
         default=1,
         description="AppendRows connections of one append. BigQuery takes 5 to 10 MB/s over one: "
@@ -160,7 +208,12 @@ class DefaultStreamWriter(BigQueryWriter):
     )
 
     def _append(
-        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        key: WriteKey,
     ) -> WriteResult:
         batches = open_data(data)
         slice_, address = (table, table.table) if isinstance(table, Slice) else (None, table)
@@ -193,7 +246,12 @@ class DefaultStreamWriter(BigQueryWriter):
         return replace(result, partitions=dict(checked.counts)) if checked else result
 
     def _replace(
-        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        key: WriteKey,
     ) -> WriteResult:
         raise UnsupportedError("The default stream only adds rows: replace with FileLoadsWriter.")
 
@@ -213,14 +271,24 @@ class FileLoadsWriter(BigQueryWriter):
     staging: str = Field(description="gs://bucket or gs://bucket/prefix for the files.")
 
     def _append(
-        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        key: WriteKey,
     ) -> WriteResult:
-        return self._load(connected, data, table, options, "append")
+        return self._load(connected, data, table, options, key, "append")
 
     def _replace(
-        self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
+        self,
+        connected: Connected,
+        data: Data,
+        table: Destination,
+        options: TableOptions | None,
+        key: WriteKey,
     ) -> WriteResult:
-        return self._load(connected, data, table, options, "replace")
+        return self._load(connected, data, table, options, key, "replace")
 
     def _load(
         self,
@@ -228,11 +296,12 @@ class FileLoadsWriter(BigQueryWriter):
         data: Data,
         table: Destination,
         options: TableOptions | None,
+        key: WriteKey,
         operation: Operation,
     ) -> WriteResult:
         batches, deadline = open_data(data), connected.deadline
         billing, clients = connected.billing_project, connected.clients
-        staging = Staging(clients, billing, self.staging, deadline)
+        staging = Staging(clients, billing, self.staging, key.attempt, deadline)
         targets = self._targets(connected, batches, table, options, operation)
         labels = dict(connected.defaults.labels) | dict(job_labels(run_context()))
         with Progress(f"Loading into {targets.table}", log()) as progress:
@@ -241,6 +310,7 @@ class FileLoadsWriter(BigQueryWriter):
                 staging,
                 targets,
                 batches,
+                key=key,
                 operation=operation,
                 labels=labels,
                 progress=progress,
@@ -262,6 +332,12 @@ class FileLoadsWriter(BigQueryWriter):
             slice_ = table.resolve(connected.project)
             return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
         return of_table(connected.resolve(table), ensure, options)
+
+
+def _resolved(connected: Connected, table: Destination) -> TableRef | Slice:
+    if isinstance(table, Slice):
+        return table.resolve(connected.project)
+    return connected.resolve(table)
 
 
 def _refuse_other_options(options: object) -> None:

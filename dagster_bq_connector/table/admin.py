@@ -61,6 +61,7 @@ class EnsuredTable:
         age: Seconds since it was created. The Storage API may not know a new one for a while.
         partitioning: How it is partitioned, without the expiration of its partitions.
         encryption: The customer's key that encrypts it, if one does.
+        location: Where its dataset is.
     """
 
     ref: TableRef
@@ -68,6 +69,7 @@ class EnsuredTable:
     age: float
     partitioning: Partitioning = None
     encryption: bigquery.EncryptionConfiguration | None = None
+    location: str | None = None
 
 
 class TableAdmin:
@@ -134,7 +136,7 @@ class TableAdmin:
         now = datetime.datetime.now(datetime.UTC)
         age = (now - (table.created or now)).total_seconds()
         layout, encryption = partitioning_of(table), table.encryption_configuration
-        return EnsuredTable(ref, table.schema, age, layout, encryption)
+        return EnsuredTable(ref, table.schema, age, layout, encryption, table.location)
 
     def expression_type(self, ref: TableRef, partitioning: Partitioning, expression: str) -> str:
         """The type of a SQL expression over the columns of a table, found by a dry run.

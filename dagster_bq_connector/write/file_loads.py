@@ -8,30 +8,22 @@ staging table, and one transaction does it from there: see transaction.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from google.cloud import bigquery
 
-from dagster_bq_connector.errors import (
-    ConnectorError,
-    FailedRow,
-    FailedRowsError,
-    RefusedError,
-)
+from dagster_bq_connector.errors import FailedRow, FailedRowsError
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
-from dagster_bq_connector.write.jobs import (
-    JobSettings,
-    Running,
-    cancel_all,
-    finish_all,
-    start_load,
-)
+from dagster_bq_connector.write.jobs import JobSettings, start_load
+from dagster_bq_connector.write.key import WriteKey, purpose_of
 from dagster_bq_connector.write.plain import plain_batch, plain_schema
+from dagster_bq_connector.write.proof import Proof, Provers, Work
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staged, Stager, Staging
 from dagster_bq_connector.write.targets import Target, Targets
-from dagster_bq_connector.write.transaction import write_staged
+from dagster_bq_connector.write.transaction import load_staging, write_staged
 
 
 def load(
@@ -40,6 +32,7 @@ def load(
     targets: Targets,
     data: Batches,
     *,
+    key: WriteKey,
     operation: Operation,
     labels: Mapping[str, str],
     progress: Progress,
@@ -51,7 +44,8 @@ def load(
         client: Runs the jobs.
         staging: Where the files go; they are deleted afterwards.
         targets: Where the rows go.
-        data: The rows.
+        data: The rows; not read when another attempt has done the write.
+        key: The write; see `write/proof.py` for what makes it land once.
         operation: Whether the rows join what is there or take its place.
         labels: Labels of the jobs.
         progress: Counts staged rows, then tells of the jobs.
@@ -64,30 +58,52 @@ def load(
         SchemaError: The columns do not fit. Nothing was changed.
         FailedRowsError: Rows do not fit. Nothing was changed.
         PartitionError: A row belongs to none of the targets. Nothing was changed.
+        WriteKeyError: The key was used for something else. Nothing was changed.
         RefusedError: BigQuery failed a job. The other targets' jobs are as they ended.
     """
-    settings = JobSettings(client, staging.attempt, operation, labels, deadline)
+    settings = JobSettings(client, targets.location, key, operation, labels, deadline)
+    purpose = purpose_of(targets, operation, data.schema.names)
+    provers = Provers(settings, purpose, progress)
+    if done := provers.found([target.id for target in targets.targets]):
+        return _result(targets, operation, done, [], {}, 0)
     try:
         staged = _stage(staging, targets, data, progress)
         if targets.staged:
-            outcome = write_staged(settings, targets, staged, progress)
+            fill = partial(load_staging, staged)
+            outcome = write_staged(provers, targets, fill)
             jobs, counts = outcome.jobs, outcome.counts or dict(targets.counts)
         else:
-            jobs = [job.id for job in _run_jobs(settings, targets, staged, progress)]
-            counts = dict(targets.counts)
+            provers.run([_work(settings, targets, each, staged) for each in targets.targets])
+            jobs, counts = list[str](), dict(targets.counts)
     finally:
         staging.clear()
-    files = [staged[target.id] for target in targets.targets]
-    by_target = {t.key: f.rows for t, f in zip(targets.targets, files, strict=True) if t.key}
+    size = sum(staged[target.id].bytes for target in targets.targets)
+    return _result(targets, operation, provers.proofs, jobs, counts, size)
+
+
+def _result(
+    targets: Targets,
+    operation: Operation,
+    proofs: Sequence[Proof],
+    jobs: Sequence[str],
+    counts: Mapping[str, int],
+    size: int,
+) -> WriteResult:
+    by_target = {
+        target.key: proof.rows
+        for target, proof in zip(targets.targets, proofs, strict=True)
+        if target.key
+    }
     return WriteResult(
         table=targets.table,
         method="file_loads",
         operation=operation,
-        rows=sum(file.rows for file in files),
-        bytes=sum(file.bytes for file in files),
+        rows=sum(proof.rows for proof in proofs),
+        bytes=size,
         columns=targets.columns,
         partitions=counts or by_target,
-        jobs=jobs,
+        jobs=[*jobs, *(proof.id for proof in proofs)],
+        replayed=all(proof.replayed for proof in proofs),
     )
 
 
@@ -115,44 +131,20 @@ def _stage(
     return stager.staged
 
 
-def _run_jobs(
-    settings: JobSettings, targets: Targets, staged: Mapping[str, Staged], progress: Progress
-) -> list[Running]:
-    """Start a job for each target, and wait for all that were started."""
-    jobs: list[Running] = []
-    refused: ConnectorError | None = None
-    try:
-        for target in targets.targets:
-            job = _start(settings, targets, target, staged[target.id])
-            jobs.append(job)  # one by one: those before a failure must be kept
-    except ConnectorError as error:
-        refused = error
-    except BaseException:
-        cancel_all(jobs)
-        raise
-    finish_all(jobs, settings.deadline, progress)
-    if refused is not None:
-        raise _unfinished(targets, jobs, refused) from refused
-    return jobs
-
-
-def _unfinished(targets: Targets, jobs: Sequence[Running], error: ConnectorError) -> ConnectorError:
-    """Some jobs were never started. Those that were are done."""
-    if not jobs:
-        return error
-    done = ", ".join(target.key or target.id for target in targets.targets[: len(jobs)])
-    return RefusedError(f"Only {done} of {targets.table} were written; then: {error}")
-
-
-def _start(settings: JobSettings, targets: Targets, target: Target, staged: Staged) -> Running:
+def _work(
+    settings: JobSettings, targets: Targets, target: Target, staged: Mapping[str, Staged]
+) -> Work:
+    """The load of a target's files."""
     replace = settings.operation == "replace"
     disposition = bigquery.WriteDisposition.WRITE_APPEND
     if replace and target.ref.partition:
         disposition = bigquery.WriteDisposition.WRITE_TRUNCATE
     elif replace:
         disposition = bigquery.WriteDisposition.WRITE_TRUNCATE_DATA  # schema and keys stay
-    config = settings.load_config(targets.columns, disposition)
-    job_id = settings.job_id(target.id or target.ref.table)
-    destination = target.ref.to_api()
-    job = start_load(settings.client, staged.uris, destination, config, job_id, settings.deadline)
-    return Running(job_id, job, f"Load into {target.ref}", staged.rows)
+    files, destination = staged[target.id], target.ref.to_api()
+
+    def insert(job_id: str, labels: Mapping[str, str]) -> bigquery.LoadJob:
+        config = settings.load_config(targets.columns, disposition, labels)
+        return start_load(settings, files.uris, destination, config, job_id)
+
+    return Work(target.id, target.key, f"Load into {target.ref}", insert, files.rows)

@@ -17,6 +17,7 @@ from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import Backoff, rest_options
 from dagster_bq_connector.schema.names import has_flexible_name
 from dagster_bq_connector.table.admin import REST_ERRORS
+from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation
 
 Job: TypeAlias = bigquery.LoadJob | bigquery.QueryJob
@@ -31,24 +32,33 @@ class JobSettings:
 
     Attributes:
         client: Runs them.
-        attempt: The id of the attempt, which is in the id of each.
+        location: Where they run: that of the dataset.
+        key: The write, and the attempt at it.
         operation: Whether rows join what is there or take its place.
         labels: Their labels.
         deadline: Seconds that a call may go on without success. Jobs may run longer.
     """
 
     client: bigquery.Client
-    attempt: str
+    location: str | None
+    key: WriteKey
     operation: Operation
     labels: Mapping[str, str]
     deadline: float
 
     def job_id(self, name: str) -> str:
-        """The id of a job of this attempt."""
-        return re.sub(r"[^A-Za-z0-9_-]", "_", f"dagster_bq_{self.attempt}_{name[:MAX_NAME]}")
+        """The id of a job of this attempt alone."""
+        return _job_id(self.key.attempt, name)
+
+    def proof_id(self, name: str, number: int) -> str:
+        """The id of the job that proves the write, after `number` that have failed."""
+        return _job_id(self.key.id, name, str(number) if number else "")
 
     def load_config(
-        self, columns: Sequence[bigquery.SchemaField], disposition: str
+        self,
+        columns: Sequence[bigquery.SchemaField],
+        disposition: str,
+        labels: Mapping[str, str] | None = None,
     ) -> bigquery.LoadJobConfig:
         """Of a load from Parquet into a table that exists."""
         parquet = bigquery.ParquetOptions()
@@ -58,16 +68,22 @@ class JobSettings:
             write_disposition=disposition,
             create_disposition=bigquery.CreateDisposition.CREATE_NEVER,
             schema=list(columns),
-            labels=dict(self.labels),
+            labels=dict(labels or self.labels),
         )
         config.parquet_options = parquet
         if any(map(has_flexible_name, columns)):
             config.column_name_character_map = "V2"  # else Parquet takes plain names only
         return config
 
-    def query_config(self) -> bigquery.QueryJobConfig:
+    def query_config(self, labels: Mapping[str, str] | None = None) -> bigquery.QueryJobConfig:
         """Of a query that is run anew each time."""
-        return bigquery.QueryJobConfig(labels=dict(self.labels), use_query_cache=False)
+        labels = dict(labels or self.labels)
+        return bigquery.QueryJobConfig(labels=labels, use_query_cache=False)
+
+
+def _job_id(*parts: str) -> str:
+    text = "_".join(part[:MAX_NAME] for part in ("dagster_bq", *parts) if part)
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text)
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,7 @@ class Running:
         id: Its id.
         job: The job.
         what: What it does, for errors.
-        rows: How many rows a load job must load; None for a query job.
+        rows: How many rows a load job must load; None when that is not known.
     """
 
     id: str
@@ -88,77 +104,85 @@ class Running:
 
 
 def start_load(
-    client: bigquery.Client,
-    uris: list[str],
+    settings: JobSettings,
+    uris: Sequence[str],
     destination: bigquery.TableReference,
     config: bigquery.LoadJobConfig,
     job_id: str,
-    deadline: float,
 ) -> bigquery.LoadJob:
-    """Insert a load job. One with this id that is there already is taken for ours.
+    """Insert a load job, or look up the one that bears this id already.
 
     Raises:
         ConnectorError: The job could not be inserted.
     """
-    options: Any = rest_options(deadline)
+    options: Any = rest_options(settings.deadline)
 
     def insert() -> Any:
-        return client.load_table_from_uri(
-            uris, destination, job_id=job_id, job_config=config, **options
+        return settings.client.load_table_from_uri(
+            uris,
+            destination,
+            job_id=job_id,
+            job_config=config,
+            location=settings.location,
+            **options,
         )
 
-    return _inserted(client, insert, job_id, f"Load job {job_id} into {destination}", options)
+    return _inserted(settings, insert, job_id, f"Load job {job_id} into {destination}", config)
 
 
 def start_query(
-    client: bigquery.Client,
-    sql: str,
-    config: bigquery.QueryJobConfig,
-    job_id: str,
-    what: str,
-    deadline: float,
+    settings: JobSettings, sql: str, config: bigquery.QueryJobConfig, job_id: str, what: str
 ) -> bigquery.QueryJob:
-    """Insert a query job. One with this id that is there already is taken for ours.
+    """Insert a query job, or look up the one that bears this id already.
 
     Args:
-        client: Runs it.
+        settings: Of the write.
         sql: One statement, or a script.
         config: Its configuration.
         job_id: Its id.
         what: What it does, for errors.
-        deadline: Seconds that a call may go on without success.
 
     Raises:
         ConnectorError: The job could not be inserted, or BigQuery cannot read the SQL.
     """
-    options: Any = rest_options(deadline)
+    options: Any = rest_options(settings.deadline)
 
     def insert() -> Any:
-        return client.query(sql, job_id=job_id, job_config=config, job_retry=None, **options)
+        return settings.client.query(
+            sql,
+            job_id=job_id,
+            job_config=config,
+            job_retry=None,
+            location=settings.location,
+            **options,
+        )
 
-    return _inserted(client, insert, job_id, f"{what} (job {job_id})", options)
+    return _inserted(settings, insert, job_id, f"{what} (job {job_id})", config)
 
 
 def _inserted(
-    client: bigquery.Client, insert: Callable[[], Any], job_id: str, what: str, options: Any
+    settings: JobSettings, insert: Callable[[], Any], job_id: str, what: str, config: Any
 ) -> Any:
     """An insertion whose answer was lost is repeated by the client and then meets its own job.
 
     One that is interrupted (Dagster's Terminate, Ctrl-C) may have arrived: the job is cancelled.
     """
+    options: Any = rest_options(settings.deadline)
     try:
         return insert()
     except REST_ERRORS as error:
         if classify(error) is Fault.TAKEN:
             try:
-                return client.get_job(job_id, location=client.location, **options)
+                return settings.client.get_job(job_id, location=settings.location, **options)
             except REST_ERRORS as lost:
                 raise explain(lost, what) from lost
         raise explain(error, what) from error
     except BaseException:
         once: Any = {"retry": None, "timeout": 5.0}
         with contextlib.suppress(*REST_ERRORS):
-            client.cancel_job(job_id, location=client.location, **once)
+            job: Any = settings.client.get_job(job_id, location=settings.location, **once)
+            if job.labels == config.labels:  # and not that of another attempt
+                job.cancel(**once)
         raise
 
 
@@ -182,8 +206,8 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
         for done, running in enumerate(jobs):
             state = f"{done} of {len(jobs)} {kind} done"
             try:
-                _wait(running.job, options, lambda state=state: progress.wait(state))
-                _check_rows(running)
+                wait_for(running.job, options, lambda state=state: progress.wait(state))
+                check_rows(running)
             except REST_ERRORS as error:
                 failure = explain(error, f"{running.what} (job {running.id})")
                 failure.__cause__ = error
@@ -203,8 +227,19 @@ def finish_all(jobs: Sequence[Running], deadline: float, progress: Progress) -> 
         ) from failures[0]
 
 
-def _wait(job: Job, options: Any, tell: Callable[[], None]) -> None:
-    """Google's own wait asks once a second at first; a small load is done sooner than that."""
+def wait_for(job: Job, options: Any, tell: Callable[[], None]) -> None:
+    """Wait for the end of a job, however long it runs.
+
+    Google's own wait asks once a second at first; a small load is done sooner than that.
+
+    Args:
+        job: The job.
+        options: Of each call.
+        tell: Is called before each.
+
+    Raises:
+        GoogleAPICallError: The job failed, or cannot be asked about.
+    """
     for pause in Backoff(initial=0.05, cap=10.0, deadline=math.inf).pauses():
         tell()
         if job.done(**options):
@@ -215,7 +250,12 @@ def _wait(job: Job, options: Any, tell: Callable[[], None]) -> None:
         raise failure
 
 
-def _check_rows(running: Running) -> None:
+def check_rows(running: Running) -> None:
+    """Refuse a load job that has loaded another number of rows than were staged.
+
+    Raises:
+        RefusedError: It has.
+    """
     if running.rows is None or not isinstance(running.job, bigquery.LoadJob):
         return
     if (loaded := running.job.output_rows) != running.rows:

@@ -27,6 +27,8 @@ class WriteResult:
         columns: The columns of the table.
         partitions: Rows by partition key, when the write replaced partitions.
         jobs: Ids of the jobs.
+        streams: Names of the write streams that were committed.
+        replayed: Whether another attempt at the same write had done it already.
         reconnects: How often a connection of a streamed write broke and was opened again.
     """
 
@@ -38,4 +40,6 @@ class WriteResult:
     columns: Sequence[SchemaField]
     partitions: Mapping[str, int] = field(default_factory=dict[str, int])
     jobs: Sequence[str] = ()
+    streams: Sequence[str] = ()
+    replayed: bool = False
     reconnects: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from dagster_bq_connector.errors import (
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import rest_options
 from dagster_bq_connector.table.admin import REST_ERRORS
+from dagster_bq_connector.write.steps import step
 
 # Bytes of Arrow that become one file, and that all files in the making may hold.
 FILE_BYTES = 64 * 1024 * 1024
@@ -44,8 +44,10 @@ class Staged:
 class Staging:
     """Writes Parquet files under a prefix that belongs to one attempt alone."""
 
-    def __init__(self, clients: Clients, project: str, home: str, deadline: float) -> None:
-        """Use `home`, a `gs://bucket/prefix`; nothing is reached yet.
+    def __init__(
+        self, clients: Clients, project: str, home: str, attempt: str, deadline: float
+    ) -> None:
+        """Use `home`, a `gs://bucket/prefix`, for one attempt; nothing is reached yet.
 
         Raises:
             ConfigurationError: `home` is no such address.
@@ -58,8 +60,7 @@ class Staging:
         retry = DEFAULT_RETRY.with_timeout(deadline)
         self._options: Any = {"timeout": rest["timeout"], "retry": retry}
         self._once: Any = {"timeout": rest["timeout"], "retry": None}
-        self.attempt = uuid.uuid4().hex[:16]
-        self._prefix = "/".join(filter(None, [prefix.strip("/"), self.attempt]))
+        self._prefix = "/".join(filter(None, [prefix.strip("/"), attempt]))
         self._client: storage.Client = clients.cloud_storage(project)
         self._bucket = self._client.bucket(bucket)
         self._blobs: list[storage.Blob] = []
@@ -80,7 +81,8 @@ class Staging:
         self._blobs.append(blob)
         uri = f"gs://{self._bucket.name}/{blob.name}"
         try:
-            blob.upload_from_file(sink, size=size, if_generation_match=0, **self._options)
+            with step("stage file"):
+                blob.upload_from_file(sink, size=size, if_generation_match=0, **self._options)
         except REST_ERRORS as error:
             # The name is this attempt's own: what stands there is this file, stored by a try
             # whose answer was lost.
@@ -94,7 +96,8 @@ class Staging:
         """Delete this attempt's files. When that fails, the rest is left to the bucket's rules."""
         for blob in self._blobs:
             try:
-                blob.delete(**self._once)
+                with step("delete file"):
+                    blob.delete(**self._once)
             except REST_ERRORS:
                 return
 

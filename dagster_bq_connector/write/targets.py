@@ -51,6 +51,7 @@ class Target:
         key: The partition key that it stands for; empty when the write has no keys.
         rows: SQL of the rows that a transaction replaces; a load job knows it by the destination.
         encryption: The customer's key that encrypts the table: rows on their way are, too.
+        location: Where its dataset is, and the jobs on it run.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Target:
     key: str = ""
     rows: str = ""
     encryption: EncryptionConfiguration | None = None
+    location: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,17 @@ class Targets:
     slice: BoundSlice | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
 
+    @property
+    def location(self) -> str | None:
+        """Where the jobs run."""
+        return self.targets[0].location
+
+    def __str__(self) -> str:
+        """What is written, so that two writes to the same place can be told from others."""
+        places = ", ".join(f"{target.ref} {target.key}".rstrip() for target in self.targets)
+        parts = [key for key, _ in self.slice.slice.parts] if self.slice else []
+        return f"{places} {parts}" if parts else places
+
     def check(self, batch: pa.RecordBatch, first: int) -> None:
         """Refuse rows that belong to no target, and count the others."""
         for _ in self.split(batch, first):
@@ -95,7 +108,7 @@ def of_table(ref: TableRef, ensure: Ensure, options: TableOptions | None) -> Tar
     if ref.partition:
         return _of_partition(ref, ref.partition, table)
     rows = every_row(table.partitioning) or "TRUE"
-    target = Target("", ref, rows=rows, encryption=table.encryption)
+    target = Target("", ref, "", rows, table.encryption, table.location)
     staged = not is_loadable(table.columns)
     return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
 
@@ -117,7 +130,9 @@ def of_slice(slice_: TableSlice, ensure: Ensure, options: TableOptions | None) -
     ids = slice_.partitions(_column_type(slice_, table.columns))
     if not is_loadable(table.columns):
         return _of_rows(_as_rows(slice_, table.columns), table, _no_expressions)
-    targets = [Target(id_, slice_.address(id_), key) for id_, key in ids.items()]
+    targets = [
+        Target(id_, slice_.address(id_), key, location=table.location) for id_, key in ids.items()
+    ]
     return Targets(slice_.table, table.columns, targets, slice_.split)
 
 
@@ -189,7 +204,7 @@ def _needs_sql(targets: Targets) -> bool:
 
 def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionType) -> Targets:
     bound = slice_.bind(table.columns, table.partitioning, expression_type)
-    target = Target("", slice_.table, rows=bound.sql(), encryption=table.encryption)
+    target = Target("", slice_.table, "", bound.sql(), table.encryption, table.location)
     counts: Counter[str] = Counter(dict.fromkeys((key for key, _ in slice_.parts), 0))
     membership = None if bound.expressions else Membership(bound)
 
@@ -212,11 +227,12 @@ def _of_partition(ref: TableRef, partition: str, table: EnsuredTable) -> Targets
                 f"{_unloadable(table.columns)}, and {ref} is no partition that DML can replace: "
                 "write a slice of rows instead."
             )
-        return Targets(ref, table.columns, [Target("", ref)], lambda batch, _: [("", batch)])
+        target = Target("", ref, location=table.location)
+        return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)])
     windows = ((partition, window),)
     slice_ = TableSlice(ref.at(None), by_time.column, by_time.granularity, windows)
     kind = type_name(_partition_column(slice_, table.columns))
-    target = Target("", ref, rows=slice_.filter.sql(kind), encryption=table.encryption)
+    target = Target("", ref, "", slice_.filter.sql(kind), table.encryption, table.location)
 
     def split(batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         for _, rows in slice_.split(batch, first):
@@ -236,6 +252,7 @@ def _of_shards(slice_: TableSlice, ensure: Ensure, options: TableOptions) -> Tar
             key,
             every_row(table.partitioning) or "TRUE",
             table.encryption,
+            table.location,
         )
         for (id_, key), table in zip(ids.items(), tables, strict=True)
     ]

@@ -3,24 +3,24 @@
 The steps of an attempt, and what is left when the process dies between them:
 
     1. the staging table is made     it is dropped by BigQuery a day later
-    2. a load job fills it           the same; the destination is as it was
+    2. load jobs or streams fill it  the same; the destination is as it was
     3. a query checks its rows       the same
     4. the transaction: DELETE of what is replaced, INSERT of what is staged, COMMIT
                                      BigQuery ends it by itself, with all of it or nothing
     5. the staging table is dropped  it is dropped by BigQuery a day later
 
 An attempt shares nothing with another: its id is in the names of its table and of its jobs. So the
-next one may start at once, and what an earlier one left behind changes nothing.
+next one may start at once, and what an earlier one left behind changes nothing. The transaction
+alone has an id that all attempts share (see proof.py): it succeeds once.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.cloud import bigquery
 
@@ -28,16 +28,14 @@ from dagster_bq_connector.errors import (
     ConnectorError,
     FailedRow,
     FailedRowsError,
-    Fault,
     PartitionError,
     RefusedError,
     UnsupportedError,
-    classify,
     error_text,
     explain,
 )
 from dagster_bq_connector.progress import Progress
-from dagster_bq_connector.retry import PASSING, Backoff, rest_options
+from dagster_bq_connector.retry import rest_options
 from dagster_bq_connector.schema.types import type_name
 from dagster_bq_connector.table.admin import REST_ERRORS
 from dagster_bq_connector.table.literals import literal, quoted, table_sql
@@ -53,7 +51,9 @@ from dagster_bq_connector.write.jobs import (
     start_query,
 )
 from dagster_bq_connector.write.plain import ROW, misfit, plain_columns, selected
+from dagster_bq_connector.write.proof import Provers, Work
 from dagster_bq_connector.write.staging import Staged
+from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.targets import Target, Targets
 
 # How long a staging table is kept whose process died.
@@ -76,23 +76,37 @@ _UNCHANGEABLE: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @dataclass
 class Outcome:
-    """What was done.
+    """What was done before the transactions.
 
     Attributes:
         jobs: The ids of the jobs, in order.
         counts: Rows by partition key, as far as they were counted by BigQuery.
-        done: The targets that were written.
     """
 
     jobs: list[str] = field(default_factory=list[str])
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    done: list[Target] = field(default_factory=list[Target])
 
 
-def write_staged(
-    settings: JobSettings, targets: Targets, staged: Mapping[str, Staged], progress: Progress
-) -> Outcome:
-    """Load the files into staging tables, then change each target by a transaction.
+@dataclass
+class Filled:
+    """What is in the staging tables.
+
+    Attributes:
+        rows: How many rows, by the id of the target.
+        jobs: The ids of the jobs that brought them.
+    """
+
+    rows: Mapping[str, int]
+    jobs: list[str] = field(default_factory=list[str])
+
+
+def write_staged(provers: Provers, targets: Targets, fill: Fill) -> Outcome:
+    """Fill staging tables, then change each target by a transaction.
+
+    Args:
+        provers: Runs the transactions; it has their proofs afterwards.
+        targets: What is changed.
+        fill: Brings the rows into the staging tables.
 
     Raises:
         PartitionError: A row belongs to no part of the slice. Nothing was changed.
@@ -100,44 +114,36 @@ def write_staged(
         UnsupportedError: BigQuery takes no DELETE on the table. Nothing was changed.
         RefusedError: BigQuery failed a job. Of several targets, the error says which were written.
     """
-    outcome, tables = Outcome(), _StagingTables(settings, targets)
+    settings, progress = provers.settings, provers.progress
+    outcome, tables = Outcome(), StagingTables(settings)
     try:
-        outcome.jobs += _load(settings, targets, tables, staged, progress)
+        filled = fill(settings, targets, tables, progress)
+        outcome.jobs += filled.jobs
         if targets.slice is not None and targets.slice.expressions:
             table = tables.of(targets.targets[0])
             outcome.counts = _count(settings, targets.slice, table, progress)
-        for target in targets.targets:
-            job = _Change(settings, targets, target, tables.of(target), staged[target.id].rows)
-            outcome.jobs.append(job.commit(progress))
-            outcome.done.append(target)
-    except ConnectorError as error:
-        if outcome.done:
-            done = ", ".join(target.key for target in outcome.done)
-            text = f"Only {done} of {targets.table} were written; then: {error}"
-            raise RefusedError(text) from error
-        raise
+        changes = [
+            _Change(settings, targets, each, tables.of(each), filled.rows[each.id], progress)
+            for each in targets.targets
+        ]
+        provers.run([change.work() for change in changes])
     finally:
         tables.drop()
     return outcome
 
 
-class _StagingTables:
+class StagingTables:
     """A table for each target, in the dataset of the target.
 
     Their names begin with an underscore, so that no wildcard over the users' tables finds them.
     """
 
-    def __init__(self, settings: JobSettings, targets: Targets) -> None:
-        self._settings, self._columns = settings, plain_columns(targets.columns)
+    def __init__(self, settings: JobSettings) -> None:
+        self._settings = settings
         self._refs: dict[str, TableRef] = {}
 
     def of(self, target: Target) -> TableRef:
-        """The staging table of a target; made when it is asked for first."""
-        if target.id not in self._refs:
-            name = f"_dagster_bq_{self._settings.attempt}_{len(self._refs)}"
-            ref = TableRef(target.ref.dataset, name, target.ref.project)
-            self._refs[target.id] = ref  # before it is there: a lost answer may have made it
-            self._create(ref, target)
+        """The staging table of a target, which was created."""
         return self._refs[target.id]
 
     def drop(self) -> None:
@@ -145,13 +151,22 @@ class _StagingTables:
         options: Any = rest_options(min(self._settings.deadline, 30.0))
         for ref in self._refs.values():
             try:
-                self._settings.client.delete_table(ref.to_api(), not_found_ok=True, **options)
+                with step("drop staging table"):
+                    self._settings.client.delete_table(ref.to_api(), not_found_ok=True, **options)
             except REST_ERRORS:
                 return
 
-    def _create(self, ref: TableRef, target: Target) -> None:
+    def create(self, target: Target, columns: Sequence[bigquery.SchemaField]) -> TableRef:
+        """Create the staging table of a target.
+
+        Raises:
+            ConnectorError: It cannot be created.
+        """
+        name = f"_dagster_bq_{self._settings.key.attempt}_{len(self._refs)}"
+        ref = TableRef(target.ref.dataset, name, target.ref.project)
+        self._refs[target.id] = ref  # before it is there: a lost answer may have made it
         options: Any = rest_options(self._settings.deadline)
-        table = bigquery.Table(ref.to_api(), schema=self._columns)
+        table = bigquery.Table(ref.to_api(), schema=list(columns))
         table.expires = datetime.datetime.now(datetime.UTC) + EXPIRATION
         table.description = "Rows on their way into another table. It may be dropped."
         table.labels = dict(self._settings.labels)
@@ -159,36 +174,40 @@ class _StagingTables:
             table.encryption_configuration = target.encryption
         try:
             # Under this name there is only what a try made whose answer was lost.
-            self._settings.client.create_table(table, exists_ok=True, **options)
+            with step("create staging table"):
+                self._settings.client.create_table(table, exists_ok=True, **options)
         except REST_ERRORS as error:
             raise explain(error, f"Staging table {ref}") from error
+        return ref
 
 
-def _load(
+Fill: TypeAlias = Callable[[JobSettings, Targets, StagingTables, Progress], Filled]
+
+
+def load_staging(
+    staged: Mapping[str, Staged],
     settings: JobSettings,
     targets: Targets,
-    tables: _StagingTables,
-    staged: Mapping[str, Staged],
+    tables: StagingTables,
     progress: Progress,
-) -> list[str]:
-    """Fill the staging tables, each with as many rows as were staged for it."""
-    config = settings.load_config(
-        plain_columns(targets.columns), bigquery.WriteDisposition.WRITE_EMPTY
-    )
+) -> Filled:
+    """Fill the staging tables by load jobs, each with as many rows as were staged for it."""
+    columns = plain_columns(targets.columns)
+    config = settings.load_config(columns, bigquery.WriteDisposition.WRITE_EMPTY)
     jobs: list[Running] = []
     try:
         for number, target in enumerate(targets.targets):
-            ref, files = tables.of(target), staged[target.id]
+            ref, files = tables.create(target, columns), staged[target.id]
             job_id = settings.job_id(f"stage_{number}")
-            job = start_load(
-                settings.client, files.uris, ref.to_api(), config, job_id, settings.deadline
-            )
+            with step("load staging table"):
+                job = start_load(settings, files.uris, ref.to_api(), config, job_id)
             jobs.append(Running(job_id, job, f"Load into {ref}", files.rows))
     except BaseException:
         cancel_all(jobs)
         raise
     finish_all(jobs, settings.deadline, progress)
-    return [job.id for job in jobs]
+    rows = {target.id: staged[target.id].rows for target in targets.targets}
+    return Filled(rows, [job.id for job in jobs])
 
 
 def _count(
@@ -219,9 +238,7 @@ def _count(
 
 def _rows(settings: JobSettings, sql: str, name: str, progress: Progress) -> list[tuple[Any, ...]]:
     what, job_id = "Check of the staged rows", settings.job_id(name)
-    job = start_query(
-        settings.client, sql, settings.query_config(), job_id, what, settings.deadline
-    )
+    job = start_query(settings, sql, settings.query_config(), job_id, what)
     finish_all([Running(job_id, job, what)], settings.deadline, progress)
     try:
         options: Any = rest_options(settings.deadline)
@@ -239,38 +256,20 @@ class _Change:
     target: Target
     staging: TableRef
     rows: int
+    progress: Progress
 
-    def commit(self, progress: Progress) -> str:
-        """Run the transaction, again when another one was first. Gives the id of the job.
+    def work(self) -> Work:
+        """The transaction, as a job that runs with success once.
 
         A job that failed has changed nothing: its transaction was rolled back.
         """
-        pauses = Backoff(initial=1.0, deadline=self.settings.deadline).pauses()
-        number = 0
-        while True:
-            number += 1
-            job_id = self.settings.job_id(f"commit_{self.target.id or 0}_{number}")
-            job = start_query(
-                self.settings.client,
-                self.script(),
-                self.settings.query_config(),
-                job_id,
-                f"Transaction on {self._table}",
-                self.settings.deadline,
-            )
-            running = Running(job_id, job, f"Transaction on {self._table}")
-            try:
-                finish_all([running], self.settings.deadline, progress)
-                return job_id
-            except ConnectorError as error:
-                fault = classify(error.__cause__) if error.__cause__ else Fault.REFUSED
-                failed = job.error_result is not None  # otherwise how it ended is not known
-                again = failed and fault in (*PASSING, Fault.STALE)
-                pause = next(pauses, None) if again else None
-                if pause is None:
-                    raise self._explained(error, progress) from error
-            progress.wait("another writer changed the table first; trying again")
-            time.sleep(pause)
+        what = f"Transaction on {self._table}"
+
+        def insert(job_id: str, labels: Mapping[str, str]) -> bigquery.QueryJob:
+            config = self.settings.query_config(labels)
+            return start_query(self.settings, self.script(), config, job_id, what)
+
+        return Work(self.target.id, self.target.key, what, insert, self.rows, self._explained)
 
     def script(self) -> str:
         """The transaction. BigQuery rolls it back when the script ends before the COMMIT."""
@@ -292,16 +291,17 @@ class _Change:
     def _table(self) -> TableRef:
         return self.target.ref.at(None)
 
-    def _explained(self, error: ConnectorError, progress: Progress) -> ConnectorError:
+    def _explained(self, error: ConnectorError) -> ConnectorError:
         for pattern, remedy in _UNCHANGEABLE:
             if pattern.search(str(error)):
-                return UnsupportedError(f"{self._table} was not changed: {remedy} ({error})")
+                text = f"{self._table} was not changed: {remedy} ({error})"
+                return _caused(UnsupportedError(text), error)
         if not isinstance(error, RefusedError) or not error.__cause__:
             return error
-        failed = self._failed_rows(error_text(error.__cause__), progress)
-        return FailedRowsError(self._table, failed, written=0) if failed else error
+        failed = self._failed_rows(error_text(error.__cause__))
+        return _caused(FailedRowsError(self._table, failed, written=0), error) if failed else error
 
-    def _failed_rows(self, said: str, progress: Progress) -> list[FailedRow]:
+    def _failed_rows(self, said: str) -> list[FailedRow]:
         """The first row of each column that is no value of its type; `said` is BigQuery's word."""
         tests = {c.name: test for c in self.targets.columns if (test := misfit(c))}
         if not tests:
@@ -309,10 +309,15 @@ class _Change:
         firsts = ", ".join(f"MIN(IF({test}, {quoted(ROW)}, NULL))" for test in tests.values())
         sql = f"SELECT {firsts} FROM {table_sql(self.staging)}"
         name = f"misfits_{self.target.id or 0}"
-        [rows] = _rows(self.settings, sql, name, progress)
+        [rows] = _rows(self.settings, sql, name, self.progress)
         kinds = {column.name: type_name(column) for column in self.targets.columns}
         return [
             FailedRow(int(row), f"no {kinds[name]} that BigQuery takes: {said}", name)
             for name, row in zip(tests, rows, strict=True)
             if row is not None
         ]
+
+
+def _caused(error: ConnectorError, cause: Exception) -> ConnectorError:
+    error.__cause__ = cause
+    return error

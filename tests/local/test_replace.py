@@ -30,7 +30,7 @@ from dagster_bq_connector.errors import (
     TableNotFoundError,
     UnreachableError,
 )
-from dagster_bq_connector.write import file_loads, jobs, staging
+from dagster_bq_connector.write import file_loads, proof, staging
 
 UTC = dt.UTC
 DAYS = ["2026-08-01", "2026-08-02", "2026-08-03"]
@@ -373,14 +373,14 @@ def test_a_job_that_cannot_be_started_among_others(
     load_writer.replace(rows_of(*DAYS, tag="old"), daily.for_keys(DAYS))
     start, started = file_loads.start_load, []
 
-    def third_fails(client, uris, destination, *arguments):
+    def third_fails(settings, uris, destination, *arguments):
         started.append(destination)
         if len(started) == 3:
             raise UnreachableError("no answer")
-        return start(client, uris, destination, *arguments)
+        return start(settings, uris, destination, *arguments)
 
     monkeypatch.setattr(file_loads, "start_load", third_fails)
-    with pytest.raises(RefusedError, match="Only 2026-08-01, 2026-08-02 of .*t were written; then"):
+    with pytest.raises(RefusedError, match="Only 2026-08-01, 2026-08-02 were written"):
         load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS))
     tags = {row[0].isoformat(): row[2] for row in content(reader, f"{dataset}.t")}
     assert tags == {DAYS[0]: "new", DAYS[1]: "new", DAYS[2]: "old"}
@@ -401,7 +401,7 @@ def test_an_interrupted_replace_cancels_its_jobs_and_leaves_no_files(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "_wait", interrupted)
+    monkeypatch.setattr(proof, "wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS))
     assert len(cancelled) == 3

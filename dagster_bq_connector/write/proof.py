@@ -1,0 +1,243 @@
+"""Jobs that prove a write: their ids are made from its key, so that each runs with success once.
+
+An attempt first inserts the job under the key's id. If one is there already, some attempt was here
+before: its job is awaited, and its success is this write's success. A job that failed has changed
+nothing, and the next id is taken. BigQuery keeps job ids for months, of the project that runs the
+jobs; so the proof holds within that project.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_bq_connector.errors import (
+    ConnectorError,
+    Fault,
+    RefusedError,
+    classify,
+    error_text,
+    explain,
+)
+from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.retry import PASSING, Backoff, rest_options
+from dagster_bq_connector.table.admin import REST_ERRORS
+from dagster_bq_connector.write.jobs import (
+    Job,
+    JobSettings,
+    Running,
+    cancel_all,
+    check_rows,
+    wait_for,
+)
+from dagster_bq_connector.write.key import other_purpose
+from dagster_bq_connector.write.steps import step
+
+PURPOSE, ATTEMPT, ROWS = "dagster_bq_write", "dagster_bq_attempt", "dagster_bq_rows"
+# What may pass when the same work is done again by another job.
+_AGAIN = PASSING | {Fault.STALE}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one job of a write does.
+
+    Attributes:
+        name: What tells it from the other jobs of the write; empty when it has but one.
+        key: The partition key that it stands for; empty when there is none.
+        what: What it does, for errors.
+        insert: Inserts the job under an id, with the labels that are given.
+        rows: How many rows it writes.
+        explained: Makes the error of its failure clearer, when it can.
+    """
+
+    name: str
+    key: str
+    what: str
+    insert: Callable[[str, Mapping[str, str]], Job]
+    rows: int
+    explained: Callable[[ConnectorError], ConnectorError] = lambda error: error
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A job that was done.
+
+    Attributes:
+        id: Its id.
+        rows: How many rows it wrote.
+        replayed: Whether another attempt's job had done it.
+    """
+
+    id: str
+    rows: int
+    replayed: bool
+
+
+@dataclass
+class _Try:
+    """The job that stands for a work now."""
+
+    work: Work
+    running: Running
+    ours: bool
+    number: int = 0
+    pauses: Iterator[float] | None = None
+
+
+@dataclass
+class Provers:
+    """Runs the jobs of one write.
+
+    Attributes:
+        settings: Of the jobs.
+        purpose: What the key is used for; see `purpose_of`.
+        progress: Is told what is waited for.
+        proofs: The jobs that have succeeded, in the order of their works.
+        done: The names of those works.
+    """
+
+    settings: JobSettings
+    purpose: str
+    progress: Progress
+    proofs: list[Proof] = field(default_factory=list[Proof])
+    done: list[str] = field(default_factory=list[str])
+
+    def found(self, names: Sequence[str]) -> list[Proof] | None:
+        """The jobs of an earlier attempt, when all of them have succeeded."""
+        proofs = list[Proof]()
+        for name in names:
+            job = self._succeeded(name)
+            if job is None:
+                return None
+            proofs.append(Proof(str(job.job_id), _rows(job), True))
+        return proofs
+
+    def run(self, works: Sequence[Work]) -> list[Proof]:
+        """Start all jobs, and wait until each is done.
+
+        Raises:
+            ConnectorError: A job failed. `proofs` has those that succeeded; the others are over.
+        """
+        tries: list[_Try] = []
+        refused: ConnectorError | None = None
+        try:
+            for work in works:
+                try:
+                    tries.append(self._start(work, 0))
+                except ConnectorError as error:
+                    refused = error
+                    break
+            failures = self._finish(tries)
+        except BaseException:  # Dagster's Terminate and Ctrl-C arrive as exceptions
+            cancel_all([each.running for each in tries if each.ours])
+            raise
+        if refused:
+            failures.append(refused)
+        if failures:
+            raise failures[0] if len(works) == 1 else self._unfinished(len(works), failures)
+        return self.proofs
+
+    def _finish(self, tries: Sequence[_Try]) -> list[ConnectorError]:
+        failures: list[ConnectorError] = []
+        for each in tries:
+            state = f"{len(self.proofs)} of {len(tries)} jobs done"
+            try:
+                self.proofs.append(self._settle(each, state))
+                self.done.append(each.work.key or each.work.name)
+            except ConnectorError as error:
+                failures.append(error)
+        return failures
+
+    def _unfinished(self, jobs: int, errors: Sequence[ConnectorError]) -> ConnectorError:
+        done = f"Only {', '.join(self.done)} were written" if self.done else "Nothing was changed"
+        texts = "\n".join(f"  {error}" for error in errors)
+        error = RefusedError(
+            f"{done}, of {jobs} partitions or tables; run the others again:\n{texts}"
+        )
+        error.__cause__ = errors[0]
+        return error
+
+    def _settle(self, each: _Try, state: str) -> Proof:
+        """Wait for the success of a work, by one job or the next."""
+        options: Any = rest_options(self.settings.deadline)
+        while True:
+            running = each.running
+            try:
+                wait_for(running.job, options, lambda: self.progress.wait(state))
+                check_rows(running)
+            except REST_ERRORS as error:
+                self._pause(each, error)
+                self._restart(each)
+            else:
+                return Proof(running.id, _rows(running.job), not each.ours)
+
+    def _pause(self, each: _Try, error: Exception) -> None:
+        """Wait before the next job, if another one may succeed where this has failed."""
+        running = each.running
+        failure = explain(error, f"{running.what} (job {running.id})")
+        failure.__cause__ = error
+        if running.job.error_result is None:  # how it ended is not known
+            raise failure
+        if not each.ours:
+            return  # an earlier attempt's, of which nothing is left
+        if each.pauses is None:
+            each.pauses = Backoff(initial=1.0, deadline=self.settings.deadline).pauses()
+        pause = next(each.pauses, None) if classify(error) in _AGAIN else None
+        if pause is None:
+            raise each.work.explained(failure)
+        self.progress.wait(f"trying again in {pause:.0f} s: {error_text(error)}")
+        time.sleep(pause)
+
+    def _restart(self, each: _Try) -> None:
+        again = self._start(each.work, each.number + 1)
+        each.running, each.ours, each.number = again.running, again.ours, again.number
+
+    def _start(self, work: Work, number: int) -> _Try:
+        """Insert the job under the first id that is free, or adopt one that has not failed."""
+        labels = dict(self.settings.labels) | {
+            PURPOSE: self.purpose,
+            ATTEMPT: self.settings.key.attempt,
+            ROWS: str(work.rows),
+        }
+        while True:
+            job_id = self.settings.proof_id(work.name, number)
+            with step("insert job"):
+                job = work.insert(job_id, labels)
+            self._check_purpose(job)
+            ours = job.labels.get(ATTEMPT) == self.settings.key.attempt
+            if ours or job.error_result is None:
+                rows = work.rows if ours else None  # those of another attempt are not known
+                return _Try(work, Running(job_id, job, work.what, rows), ours, number)
+            number += 1
+
+    def _succeeded(self, name: str) -> Job | None:
+        """The job of an earlier attempt that has done a work."""
+        number = 0
+        while (job := self._look_up(self.settings.proof_id(name, number))) is not None:
+            self._check_purpose(job)
+            if job.error_result is None:
+                return job if job.state == "DONE" else None
+            number += 1
+        return None
+
+    def _look_up(self, job_id: str) -> Job | None:
+        client = self.settings.client
+        options: Any = rest_options(self.settings.deadline)
+        try:
+            job: Any = client.get_job(job_id, location=self.settings.location, **options)
+        except REST_ERRORS as error:
+            if getattr(error, "code", None) == 404:
+                return None
+            raise explain(error, f"Job {job_id}") from error
+        return job
+
+    def _check_purpose(self, job: Job) -> None:
+        if job.labels.get(PURPOSE) != self.purpose:
+            raise other_purpose(self.settings.key, f"job {job.job_id}")
+
+
+def _rows(job: Job) -> int:
+    return int(job.labels.get(ROWS, 0))

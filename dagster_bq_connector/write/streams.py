@@ -1,0 +1,154 @@
+"""Application-created write streams: made, finalized and committed. Rows go by own_stream.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import grpc
+from google.api_core.exceptions import GoogleAPICallError, RetryError
+from google.cloud.bigquery_storage_v1 import BigQueryWriteClient, types
+
+from dagster_bq_connector.errors import (
+    Fault,
+    RefusedError,
+    UnknownOutcomeError,
+    classify,
+    explain,
+)
+from dagster_bq_connector.retry import ANSWER_SECONDS, PASSING, Backoff
+from dagster_bq_connector.table.admin import EnsuredTable
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.write.steps import step
+
+T = TypeVar("T")
+Type = types.WriteStream.Type
+_Code = types.StorageError.StorageErrorCode
+
+# How long a table that was just created may be unknown to the Storage API: minutes, as users of
+# several clients report.
+NEW_TABLE_SECONDS = 120.0
+_MISSING = frozenset({Fault.TABLE_MISSING, Fault.DENIED})  # what a table says that is not there yet
+_ERRORS = (GoogleAPICallError, RetryError, grpc.RpcError)
+
+
+class Streams:
+    """The control calls of the Storage Write API, each tried again until a deadline."""
+
+    def __init__(self, client: BigQueryWriteClient, deadline: float) -> None:
+        """Use `client`; each call may go on for `deadline` seconds."""
+        self._client, self._deadline = client, deadline
+
+    def create(self, table: EnsuredTable, kind: Type) -> str:
+        """Make a stream. One whose answer was lost is never used, and BigQuery removes it.
+
+        Args:
+            table: The table; one that was created lately is waited for.
+            kind: `PENDING`, `BUFFERED` or `COMMITTED`.
+
+        Returns:
+            Its resource name.
+
+        Raises:
+            ConnectorError: It cannot be made.
+        """
+        stream = types.WriteStream(type_=kind)
+
+        def create() -> str:
+            return self._client.create_write_stream(
+                parent=table.ref.path, write_stream=stream, retry=None, timeout=ANSWER_SECONDS
+            ).name
+
+        def create_soon() -> str:
+            left = NEW_TABLE_SECONDS - table.age
+            if left <= 0:
+                return create()
+            return Backoff(initial=0.25, deadline=left).call(create, repeat_on=_MISSING)
+
+        with step("create stream"):
+            return self._call(create_soon, f"A write stream of {table.ref}")
+
+    def finalize(self, name: str) -> int:
+        """Let the stream take no more rows. Repeating it does no harm.
+
+        Returns:
+            How many rows it holds.
+
+        Raises:
+            ConnectorError: It cannot be finalized.
+        """
+
+        def finalize() -> int:
+            answer = self._client.finalize_write_stream(
+                name=name, retry=None, timeout=ANSWER_SECONDS
+            )
+            return int(answer.row_count)
+
+        with step("finalize stream"):
+            return self._call(finalize, f"Write stream {name}")
+
+    def commit(self, table: TableRef, names: Sequence[str]) -> None:
+        """Make the rows of pending streams visible, of all at once or of none.
+
+        Streams that are committed are so by an earlier call for the same names.
+
+        Raises:
+            UnknownOutcomeError: A stream is gone, so that it cannot be known.
+            ConnectorError: They cannot be committed. Nothing is visible.
+        """
+        if not names:
+            return
+        request = types.BatchCommitWriteStreamsRequest(parent=table.path, write_streams=list(names))
+
+        def commit() -> types.BatchCommitWriteStreamsResponse:
+            return self._client.batch_commit_write_streams(
+                request, retry=None, timeout=ANSWER_SECONDS
+            )
+
+        with step("commit streams"):
+            answer = self._call(commit, f"The commit of {len(names)} write streams of {table}")
+        errors = {error.entity: error for error in answer.stream_errors}
+        codes = {error.code for error in errors.values()}
+        if not errors or codes == {_Code.STREAM_ALREADY_COMMITTED}:
+            return
+        told = "; ".join(f"{error.entity}: {error.error_message}" for error in errors.values())
+        if _Code.STREAM_NOT_FOUND in codes:
+            raise UnknownOutcomeError(
+                f"Whether rows were appended to {table} cannot be known: a write stream that was "
+                f"prepared for it is gone ({told})."
+            )
+        raise RefusedError(f"The write streams of {table} cannot be committed: {told}")
+
+    def flush(self, name: str, rows: int) -> None:
+        """Make the first rows of a buffered stream visible. Repeating it does no harm.
+
+        Args:
+            name: The stream.
+            rows: How many are visible then.
+
+        Raises:
+            ConnectorError: They cannot be flushed.
+        """
+        if not rows:
+            return
+
+        def flush() -> None:
+            try:
+                self._client.flush_rows(
+                    types.FlushRowsRequest(write_stream=name, offset=rows - 1),
+                    retry=None,
+                    timeout=ANSWER_SECONDS,
+                )
+            except _ERRORS as error:
+                if classify(error) is not Fault.TAKEN:  # they are visible already
+                    raise
+
+        with step("flush stream"):
+            self._call(flush, f"Write stream {name}")
+
+    def _call(self, function: Callable[[], T], subject: str) -> T:
+        backoff = Backoff(deadline=self._deadline)
+        try:
+            return backoff.call(function, repeat_on=PASSING)
+        except _ERRORS as error:
+            raise explain(error, subject) from error

@@ -1,0 +1,101 @@
+"""The write key of a call, from what Dagster runs."""
+
+import weakref
+from typing import Any
+
+import dagster as dg
+
+from dagster_bq_connector.errors import WriteKeyError
+from dagster_bq_connector.metadata import Context, run_context
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.row_slice import RowSlice
+from dagster_bq_connector.table.slice import TableSlice
+from dagster_bq_connector.write.key import WriteKey
+from dagster_bq_connector.write.result import Operation
+
+# Tags of runs, which Dagster writes; their names stand in its documentation of run tags.
+RETRY_NUMBER = "dagster/retry_number"
+RESUMED = "dagster/is_resume_retry"
+ASSETS_RESUMED = "dagster/is_asset_resume_retry"
+GENERATIONS = 1000  # of retries of retries, which are followed back
+
+# What each step that runs in this process has written, with its tries.
+_written: "weakref.WeakKeyDictionary[Any, set[tuple[int, str]]]" = weakref.WeakKeyDictionary()
+
+
+def write_key(
+    operation: Operation, table: TableRef | TableSlice | RowSlice, key: str | None
+) -> WriteKey:
+    """The key of a write that is about to be tried.
+
+    Args:
+        operation: What is done.
+        table: To what.
+        key: The user's own key. None for that of the step; outside of a step each call is then a
+            write of its own.
+
+    Raises:
+        WriteKeyError: The step has written there already, and has given no key.
+    """
+    if key is not None:
+        return WriteKey.of(f"key {key}")
+    context = run_context()
+    if context is None:
+        return WriteKey.unique()
+    text = f"{operation} {_place(table)} by {_step(context)} of run {_first_run(context)}"
+    written = _written.setdefault(context.get_step_execution_context(), set())
+    if (context.retry_number, text) in written:
+        raise WriteKeyError(
+            f"This step has written to {_place(table)} already, and a retry could not tell the two "
+            "writes apart. Write all rows by one call (an iterable of frames will do), or give "
+            'each call a key of its own: key=f"{context.run_id} first".'
+        )
+    written.add((context.retry_number, text))
+    return WriteKey.of(text)
+
+
+def _place(table: TableRef | TableSlice | RowSlice) -> str:
+    if isinstance(table, TableRef):
+        return str(table)
+    keys = [key for key, _ in (table.windows if isinstance(table, TableSlice) else table.parts)]
+    return f"{table.table} {keys}"
+
+
+def _step(context: Context) -> str:
+    """The op, and which of its mapped copies or partitions it is."""
+    op = context.op_execution_context
+    parts = [str(op.op_handle)]
+    if mapping := op.get_mapping_key():
+        parts.append(f"[{mapping}]")
+    if context.has_partition_key:
+        parts.append(f"partition {context.partition_key}")
+    elif context.has_partition_key_range:
+        span = context.partition_key_range
+        parts.append(f"partitions {span.start} to {span.end}")
+    return " ".join(parts)
+
+
+def _first_run(context: Context) -> str:
+    """The id of the run that began what this one goes on with."""
+    run: dg.DagsterRun | None = context.run
+    first = context.run.run_id
+    for _ in range(GENERATIONS):
+        if run is None or run.parent_run_id is None:
+            return first
+        parent = context.instance.get_run_by_id(run.parent_run_id)
+        if not _goes_on(run, parent):
+            return first
+        first, run = run.parent_run_id, parent
+    return first
+
+
+def _goes_on(run: dg.DagsterRun, parent: dg.DagsterRun | None) -> bool:
+    """Whether a run is a retry of its parent, or a re-execution from its failure.
+
+    Any other re-execution writes anew, as its user asked. The tag of a re-execution from failed
+    assets is passed on to later ones, so there the parent must have failed.
+    """
+    if RETRY_NUMBER in run.tags or run.tags.get(RESUMED) == "true":
+        return True
+    succeeded = parent is not None and parent.status is dg.DagsterRunStatus.SUCCESS
+    return run.tags.get(ASSETS_RESUMED) == "true" and not succeeded
