@@ -86,6 +86,10 @@ class UnreachableError(ConnectorError):
     """No answer within the deadline. The last failure is the cause of this error."""
 
 
+class LedgerError(ConnectorError):
+    """An entry of the ledger that cannot be kept, read or changed as it was asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailedRow:
     """A row that no retry can save.
