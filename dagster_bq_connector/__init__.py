@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dagster_bq_connector.errors import (
         FailedRowsError as FailedRowsError,
     )
+    from dagster_bq_connector.exactly_once_writer import ExactlyOnceWriter as ExactlyOnceWriter
     from dagster_bq_connector.io_manager import BigQueryIOManager as BigQueryIOManager
     from dagster_bq_connector.partitions import DailyTable as DailyTable
     from dagster_bq_connector.resources import (
@@ -53,6 +54,7 @@ _HOMES = {
     "ConnectorError": "errors",
     "DailyTable": "partitions",
     "DefaultStreamWriter": "writers",
+    "ExactlyOnceWriter": "exactly_once_writer",
     "FailedRowsError": "errors",
     "FileLoadsWriter": "writers",
     "RangePartitioning": "table.options",

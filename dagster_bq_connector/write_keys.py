@@ -38,23 +38,24 @@ def write_key(
         WriteKeyError: The step has written there already, and has given no key.
     """
     if key is not None:
-        return WriteKey.of(f"key {key}")
+        return WriteKey.of_user(key)
     context = run_context()
     if context is None:
         return WriteKey.unique()
-    text = f"{operation} {_place(table)} by {_step(context)} of run {_first_run(context)}"
+    text = f"{operation} {place_of(table)} by {_step(context)} of run {_first_run(context)}"
     written = _written.setdefault(context.get_step_execution_context(), set())
     if (context.retry_number, text) in written:
         raise WriteKeyError(
-            f"This step has written to {_place(table)} already, and a retry could not tell the two "
-            "writes apart. Write all rows by one call (an iterable of frames will do), or give "
+            f"This step has written to {place_of(table)} already, and a retry could not tell the "
+            "two writes apart. Write all rows by one call (an iterable of frames will do), or give "
             'each call a key of its own: key=f"{context.run_id} first".'
         )
     written.add((context.retry_number, text))
     return WriteKey.of(text)
 
 
-def _place(table: TableRef | TableSlice | RowSlice) -> str:
+def place_of(table: TableRef | TableSlice | RowSlice) -> str:
+    """A table, or the part of it that a write is about, as text."""
     if isinstance(table, TableRef):
         return str(table)
     keys = [key for key, _ in (table.windows if isinstance(table, TableSlice) else table.parts)]

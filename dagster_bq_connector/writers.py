@@ -20,6 +20,7 @@ from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import default_stream, file_loads
+from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staging
@@ -162,7 +163,46 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         Raises:
             WriteKeyError: It cannot be told what makes this write another one.
         """
-        return write_key(operation, _resolved(connected, table), key)
+        return write_key(operation, resolved(connected, table), key)
+
+    def _targets(
+        self,
+        connected: Connected,
+        data: Batches,
+        table: Destination,
+        options: TableOptions | None,
+        operation: Operation,
+        streamed: bool = False,
+    ) -> Targets:
+        """Where the rows go by jobs, from files or from a staging table that streams fill."""
+        ensure = self._ensure(connected, data)
+        if isinstance(table, TableSlice):
+            return of_slice(table.resolve(connected.project), ensure, options, streamed)
+        if isinstance(table, RowSlice):
+            slice_ = table.resolve(connected.project)
+            return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
+        return of_table(connected.resolve(table), ensure, options, streamed)
+
+    def _streamed(
+        self, connected: Connected, data: Batches, table: Destination, options: TableOptions | None
+    ) -> tuple[EnsuredTable, Targets | None]:
+        """The table that rows are streamed to, and what checks those of a slice.
+
+        Raises:
+            UnsupportedError: No stream leads there.
+        """
+        slice_, address = (table, table.table) if isinstance(table, Slice) else (None, table)
+        ref = connected.resolve(address)
+        if ref.partition:
+            raise UnsupportedError(
+                f"BigQuery chooses the partition of a row that is streamed: append to "
+                f"{ref.at(None)}, or write {ref} with FileLoadsWriter."
+            )
+        if slice_:
+            check_streamable(slice_)
+        layout = slice_.options if slice_ else None
+        ensured = self._ensure(connected, data)(ref, options or layout)
+        return ensured, of_stream(slice_, ensured) if slice_ else None
 
     def _ensure(self, connected: Connected, data: Batches) -> Ensure:
         """Finds or creates tables for this data."""
@@ -216,22 +256,9 @@ class DefaultStreamWriter(BigQueryWriter):
         key: WriteKey,
     ) -> WriteResult:
         batches = open_data(data)
-        slice_, address = (table, table.table) if isinstance(table, Slice) else (None, table)
-        ref = connected.resolve(address)
-        if ref.partition:
-            raise UnsupportedError(
-                f"BigQuery chooses the partition of a row that is streamed: append to "
-                f"{ref.at(None)}, or write {ref} with FileLoadsWriter."
-            )
-        if not 1 <= self.connections <= MAX_CONNECTIONS:
-            raise ConfigurationError(
-                f"connections={self.connections}: it must be from 1 to {MAX_CONNECTIONS}."
-            )
-        if slice_:
-            check_streamable(slice_)
-        layout = slice_.options if slice_ else None
-        ensured = self._ensure(connected, batches)(ref, options or layout)
-        checked = of_stream(slice_, ensured) if slice_ else None
+        check_connections(self.connections)
+        ensured, checked = self._streamed(connected, batches, table, options)
+        ref = ensured.ref
         with Progress(f"Appending to {ref}", log()) as progress:
             result = default_stream.append(
                 connected.clients,
@@ -303,38 +330,32 @@ class FileLoadsWriter(BigQueryWriter):
         billing, clients = connected.billing_project, connected.clients
         staging = Staging(clients, billing, self.staging, key.attempt, deadline)
         targets = self._targets(connected, batches, table, options, operation)
-        labels = dict(connected.defaults.labels) | dict(job_labels(run_context()))
+        settings = JobSettings(
+            connected.rest, targets.location, key, operation, labels_of(connected), deadline
+        )
         with Progress(f"Loading into {targets.table}", log()) as progress:
-            return file_loads.load(
-                connected.rest,
-                staging,
-                targets,
-                batches,
-                key=key,
-                operation=operation,
-                labels=labels,
-                progress=progress,
-                deadline=deadline,
-            )
-
-    def _targets(
-        self,
-        connected: Connected,
-        data: Batches,
-        table: Destination,
-        options: TableOptions | None,
-        operation: Operation,
-    ) -> Targets:
-        ensure = self._ensure(connected, data)
-        if isinstance(table, TableSlice):
-            return of_slice(table.resolve(connected.project), ensure, options)
-        if isinstance(table, RowSlice):
-            slice_ = table.resolve(connected.project)
-            return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
-        return of_table(connected.resolve(table), ensure, options)
+            return file_loads.load(settings, staging, targets, batches, progress)
 
 
-def _resolved(connected: Connected, table: Destination) -> TableRef | Slice:
+def check_connections(connections: int) -> None:
+    """Refuse a number of connections that helps nobody.
+
+    Raises:
+        ConfigurationError: It is none from 1 to 64.
+    """
+    if not 1 <= connections <= MAX_CONNECTIONS:
+        raise ConfigurationError(
+            f"connections={connections}: it must be from 1 to {MAX_CONNECTIONS}."
+        )
+
+
+def labels_of(connected: Connected) -> dict[str, str]:
+    """The labels of the jobs of a write."""
+    return dict(connected.defaults.labels) | dict(job_labels(run_context()))
+
+
+def resolved(connected: Connected, table: Destination) -> TableRef | Slice:
+    """A destination with its project."""
     if isinstance(table, Slice):
         return table.resolve(connected.project)
     return connected.resolve(table)

@@ -42,6 +42,7 @@ from dagster_bq_connector.write.piece import Piece, Sent
 from dagster_bq_connector.write.pool import Pool
 from dagster_bq_connector.write.protobuf import encoder_for
 from dagster_bq_connector.write.result import WriteResult
+from dagster_bq_connector.write.steps import step
 
 # The service takes 10 MiB; what it counts beside the rows is left some room.
 REQUEST_LIMIT = int(9.5 * 1024 * 1024)
@@ -250,7 +251,8 @@ class _Appender:
                 self._oversized(piece.index(cut.start), cut.size, limit)
                 continue
             try:
-                answer = self.pool.send(cut.payload)
+                with step("append rows"):
+                    answer = self.pool.send(cut.payload)
             except AppendRefused as refusal:
                 answer = Future[int | None]()
                 answer.set_exception(refusal)

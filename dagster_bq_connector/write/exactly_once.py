@@ -15,7 +15,6 @@ replaces it; an attempt that comes second leaves its own streams to BigQuery.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,16 +33,12 @@ from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.write.default_stream import Check
-from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
-from dagster_bq_connector.write.plain import ROW, plain_batch, plain_columns, plain_schema
 from dagster_bq_connector.write.result import WriteResult
 from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.streams import Streams, Type
-from dagster_bq_connector.write.targets import Targets
-from dagster_bq_connector.write.transaction import Filled, StagingTables
 
 PREPARED, COMMITTED = "prepared", "committed"
 
@@ -236,51 +231,3 @@ class _Rows:
             return  # nothing will be visible: the rest is only looked at
         self.count += conformed.batch.num_rows
         self._streams.send(Piece(conformed.batch, position))
-
-
-def stream_staging(
-    sending: Sending,
-    table: EnsuredTable,
-    data: Batches,
-    settings: JobSettings,
-    targets: Targets,
-    tables: StagingTables,
-    progress: Progress,
-) -> Filled:
-    """Fill the staging tables of a replacement by pending streams, which are then committed.
-
-    They belong to this attempt, so that the ledger need not know of them.
-
-    Raises:
-        SchemaError, FailedRowsError, PartitionError: The rows do not fit. Nothing was changed.
-        ConnectorError: They cannot be written. Nothing was changed.
-    """
-    conform = Conformer(data.schema, targets.columns, complete=True)
-    schema, columns = plain_schema(conform.schema, targets.columns), plain_columns(targets.columns)
-    open_streams = dict[str, OwnStreams]()
-    for target in targets.targets:
-        ref = tables.create(target, columns)
-        staged = replace(table, ref=ref, columns=columns, age=0.0, partitioning=None)
-        open_streams[target.id] = sending.open(staged, schema, Type.PENDING)
-    failed, position, rows = list[FailedRow](), 0, Counter[str]()
-    try:
-        for batch in data.batches:
-            conformed = conform(batch)
-            failed += [row.moved(position) for row in conformed.failed]
-            if not failed:
-                plain = plain_batch(conformed.batch, targets.columns, position)
-                for target, part in targets.split(plain, position):
-                    open_streams[target].send(Piece(part, part.column(ROW).to_numpy()))
-                    rows[target] += part.num_rows
-            position += batch.num_rows
-        if failed:
-            raise FailedRowsError(targets.table, failed, written=0)
-        for target in targets.targets:
-            counts = open_streams[target.id].finish()
-            sending.streams.commit(tables.of(target), list(counts))
-    except RowsRefused as refused:
-        raise FailedRowsError(targets.table, [*failed, *refused.rows], written=0) from refused
-    finally:
-        for each in open_streams.values():
-            each.abandon()
-    return Filled({target.id: rows[target.id] for target in targets.targets})

@@ -7,7 +7,7 @@ staging table, and one transaction does it from there: see transaction.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from google.cloud import bigquery
@@ -17,39 +17,30 @@ from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.write.jobs import JobSettings, start_load
-from dagster_bq_connector.write.key import WriteKey, purpose_of
+from dagster_bq_connector.write.key import purpose_of
 from dagster_bq_connector.write.plain import plain_batch, plain_schema
-from dagster_bq_connector.write.proof import Proof, Provers, Work
-from dagster_bq_connector.write.result import Operation, WriteResult
+from dagster_bq_connector.write.proof import Outcome, Provers, Work
+from dagster_bq_connector.write.result import WriteResult
 from dagster_bq_connector.write.staging import Staged, Stager, Staging
 from dagster_bq_connector.write.targets import Target, Targets
 from dagster_bq_connector.write.transaction import load_staging, write_staged
 
 
 def load(
-    client: bigquery.Client,
+    settings: JobSettings,
     staging: Staging,
     targets: Targets,
     data: Batches,
-    *,
-    key: WriteKey,
-    operation: Operation,
-    labels: Mapping[str, str],
     progress: Progress,
-    deadline: float,
 ) -> WriteResult:
     """Stage all rows, then run one load job a target, or one transaction.
 
     Args:
-        client: Runs the jobs.
+        settings: Of the jobs; see `write/proof.py` for what makes the write land once.
         staging: Where the files go; they are deleted afterwards.
         targets: Where the rows go.
         data: The rows; not read when another attempt has done the write.
-        key: The write; see `write/proof.py` for what makes it land once.
-        operation: Whether the rows join what is there or take its place.
-        labels: Labels of the jobs.
         progress: Counts staged rows, then tells of the jobs.
-        deadline: Seconds that a call may go on without success. Jobs may run longer.
 
     Returns:
         What was loaded.
@@ -61,50 +52,21 @@ def load(
         WriteKeyError: The key was used for something else. Nothing was changed.
         RefusedError: BigQuery failed a job. The other targets' jobs are as they ended.
     """
-    settings = JobSettings(client, targets.location, key, operation, labels, deadline)
-    purpose = purpose_of(targets, operation, data.schema.names)
+    purpose = purpose_of(targets, settings.operation, data.schema.names)
     provers = Provers(settings, purpose, progress)
+    outcome = Outcome("file_loads", targets, settings.operation)
     if done := provers.found([target.id for target in targets.targets]):
-        return _result(targets, operation, done, [], {}, 0)
+        return outcome.result(done)
     try:
         staged = _stage(staging, targets, data, progress)
+        outcome.bytes = sum(staged[target.id].bytes for target in targets.targets)
         if targets.staged:
-            fill = partial(load_staging, staged)
-            outcome = write_staged(provers, targets, fill)
-            jobs, counts = outcome.jobs, outcome.counts or dict(targets.counts)
+            write_staged(provers, targets, partial(load_staging, staged), outcome)
         else:
             provers.run([_work(settings, targets, each, staged) for each in targets.targets])
-            jobs, counts = list[str](), dict(targets.counts)
     finally:
         staging.clear()
-    size = sum(staged[target.id].bytes for target in targets.targets)
-    return _result(targets, operation, provers.proofs, jobs, counts, size)
-
-
-def _result(
-    targets: Targets,
-    operation: Operation,
-    proofs: Sequence[Proof],
-    jobs: Sequence[str],
-    counts: Mapping[str, int],
-    size: int,
-) -> WriteResult:
-    by_target = {
-        target.key: proof.rows
-        for target, proof in zip(targets.targets, proofs, strict=True)
-        if target.key
-    }
-    return WriteResult(
-        table=targets.table,
-        method="file_loads",
-        operation=operation,
-        rows=sum(proof.rows for proof in proofs),
-        bytes=size,
-        columns=targets.columns,
-        partitions=counts or by_target,
-        jobs=[*jobs, *(proof.id for proof in proofs)],
-        replayed=all(proof.replayed for proof in proofs),
-    )
+    return outcome.result(provers.proofs)
 
 
 def _stage(

@@ -28,7 +28,12 @@ class WriteKey:
 
     @classmethod
     def of(cls, text: str) -> WriteKey:
-        """A try of the write that `text` names.
+        """A try of the write that `text` names."""
+        return cls(text, uuid.uuid4().hex[:16])
+
+    @classmethod
+    def of_user(cls, text: str) -> WriteKey:
+        """A try of the write that a user's text names.
 
         Raises:
             WriteKeyError: The text is empty or no text.
@@ -36,7 +41,7 @@ class WriteKey:
         given: object = text
         if not isinstance(given, str) or not given.strip():
             raise WriteKeyError(f"key={given!r}: a write key is a text that names one write.")
-        return cls(text, uuid.uuid4().hex[:16])
+        return cls.of(f"key {text}")
 
     @classmethod
     def unique(cls) -> WriteKey:

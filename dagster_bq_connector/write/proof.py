@@ -33,7 +33,9 @@ from dagster_bq_connector.write.jobs import (
     wait_for,
 )
 from dagster_bq_connector.write.key import other_purpose
+from dagster_bq_connector.write.result import Operation, WriteMethod, WriteResult
 from dagster_bq_connector.write.steps import step
+from dagster_bq_connector.write.targets import Targets
 
 PURPOSE, ATTEMPT, ROWS = "dagster_bq_write", "dagster_bq_attempt", "dagster_bq_rows"
 # What may pass when the same work is done again by another job.
@@ -241,3 +243,46 @@ class Provers:
 
 def _rows(job: Job) -> int:
     return int(job.labels.get(ROWS, 0))
+
+
+@dataclass
+class Outcome:
+    """What is known of a write by jobs, for its result.
+
+    Attributes:
+        method: How the rows go.
+        targets: Where they go.
+        operation: What is done.
+        bytes: Bytes that were sent or staged.
+        jobs: The ids of the jobs before the proofs.
+        counts: Rows by partition key, as far as BigQuery counted them.
+    """
+
+    method: WriteMethod
+    targets: Targets
+    operation: Operation
+    bytes: int = 0
+    jobs: list[str] = field(default_factory=list[str])
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def result(self, proofs: Sequence[Proof]) -> WriteResult:
+        """What was written, by the jobs that prove it."""
+        targets = self.targets
+        by_target = {
+            target.key: proof.rows
+            for target, proof in zip(targets.targets, proofs, strict=True)
+            if target.key
+        }
+        replayed = all(proof.replayed for proof in proofs)
+        counted = {} if replayed else self.counts or dict(targets.counts)
+        return WriteResult(
+            table=targets.table,
+            method=self.method,
+            operation=self.operation,
+            rows=sum(proof.rows for proof in proofs),
+            bytes=self.bytes,
+            columns=targets.columns,
+            partitions=counted or by_target,
+            jobs=[*self.jobs, *(proof.id for proof in proofs)],
+            replayed=replayed,
+        )

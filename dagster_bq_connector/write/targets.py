@@ -49,7 +49,8 @@ class Target:
         id: What `Split` calls it.
         ref: The destination of the job.
         key: The partition key that it stands for; empty when the write has no keys.
-        rows: SQL of the rows that a transaction replaces; a load job knows it by the destination.
+        rows: SQL of the rows that a transaction replaces. Empty when only a job's destination can
+            say it: of a load job, and of a query into a partition by the time of ingestion.
         encryption: The customer's key that encrypts the table: rows on their way are, too.
         location: Where its dataset is, and the jobs on it run.
     """
@@ -102,38 +103,56 @@ class Targets:
             pass
 
 
-def of_table(ref: TableRef, ensure: Ensure, options: TableOptions | None) -> Targets:
-    """One table, or one partition of it, takes all rows."""
+def of_table(
+    ref: TableRef, ensure: Ensure, options: TableOptions | None, streamed: bool = False
+) -> Targets:
+    """One table, or one partition of it, takes all rows.
+
+    Args:
+        ref: The table, with or without a partition.
+        ensure: Finds or creates it.
+        options: Its layout.
+        streamed: Whether the rows come by streams, so that there is always a staging table.
+    """
     table = ensure(ref, options)
     if ref.partition:
-        return _of_partition(ref, ref.partition, table)
+        return _of_partition(ref, ref.partition, table, streamed)
     rows = every_row(table.partitioning) or "TRUE"
     target = Target("", ref, "", rows, table.encryption, table.location)
-    staged = not is_loadable(table.columns)
+    staged = streamed or not is_loadable(table.columns)
     return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
 
 
-def of_slice(slice_: TableSlice, ensure: Ensure, options: TableOptions | None) -> Targets:
+def of_slice(
+    slice_: TableSlice, ensure: Ensure, options: TableOptions | None, streamed: bool = False
+) -> Targets:
     """The partitions of a slice, or the tables of a sharded layout. Missing tables are created.
+
+    Args:
+        slice_: The slice.
+        ensure: Finds or creates its tables.
+        options: Their layout.
+        streamed: Whether the rows come by streams, so that there is always a staging table.
 
     Raises:
         PartitionError: The windows are no partitions of the table.
-        UnsupportedError: The columns need a transaction, and the partitions take none.
     """
     layout = slice_.options.partitioning if slice_.options else None
     options = options or slice_.options or TableOptions()
     if layout and not options.partitioning:
         options = replace(options, partitioning=layout)
     if slice_.sharded:
-        return _of_shards(slice_, ensure, options)
+        return _of_shards(slice_, ensure, options, streamed)
     table = ensure(slice_.table, options)
     ids = slice_.partitions(_column_type(slice_, table.columns))
-    if not is_loadable(table.columns):
+    staged = streamed or not is_loadable(table.columns)
+    if staged and slice_.column:
         return _of_rows(_as_rows(slice_, table.columns), table, _no_expressions)
     targets = [
-        Target(id_, slice_.address(id_), key, location=table.location) for id_, key in ids.items()
+        Target(id_, slice_.address(id_), key, "", table.encryption, table.location)
+        for id_, key in ids.items()
     ]
-    return Targets(slice_.table, table.columns, targets, slice_.split)
+    return Targets(slice_.table, table.columns, targets, slice_.split, staged)
 
 
 def of_rows(
@@ -216,19 +235,14 @@ def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionT
     return Targets(slice_.table, table.columns, [target], split, True, bound, counts)
 
 
-def _of_partition(ref: TableRef, partition: str, table: EnsuredTable) -> Targets:
+def _of_partition(ref: TableRef, partition: str, table: EnsuredTable, streamed: bool) -> Targets:
     """One partition by its address. Its rows are checked where its id is a time of a column."""
-    layout, staged = table.partitioning, not is_loadable(table.columns)
+    layout, staged = table.partitioning, streamed or not is_loadable(table.columns)
     by_time = layout if isinstance(layout, TimePartitioning) and layout.column else None
     window = window_of(partition, by_time.granularity) if by_time else None
     if by_time is None or window is None:
-        if staged:
-            raise UnsupportedError(
-                f"{_unloadable(table.columns)}, and {ref} is no partition that DML can replace: "
-                "write a slice of rows instead."
-            )
-        target = Target("", ref, location=table.location)
-        return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)])
+        target = Target("", ref, "", "", table.encryption, table.location)
+        return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
     windows = ((partition, window),)
     slice_ = TableSlice(ref.at(None), by_time.column, by_time.granularity, windows)
     kind = type_name(_partition_column(slice_, table.columns))
@@ -241,7 +255,9 @@ def _of_partition(ref: TableRef, partition: str, table: EnsuredTable) -> Targets
     return Targets(ref, table.columns, [target], split, staged)
 
 
-def _of_shards(slice_: TableSlice, ensure: Ensure, options: TableOptions) -> Targets:
+def _of_shards(
+    slice_: TableSlice, ensure: Ensure, options: TableOptions, streamed: bool
+) -> Targets:
     ids = slice_.partitions(None)
     tables = [ensure(slice_.address(id_), options) for id_ in ids]
     columns = _same_columns(tables)
@@ -256,7 +272,8 @@ def _of_shards(slice_: TableSlice, ensure: Ensure, options: TableOptions) -> Tar
         )
         for (id_, key), table in zip(ids.items(), tables, strict=True)
     ]
-    return Targets(slice_.table, columns, targets, slice_.split, not is_loadable(columns))
+    staged = streamed or not is_loadable(columns)
+    return Targets(slice_.table, columns, targets, slice_.split, staged)
 
 
 def _as_rows(slice_: TableSlice, columns: Sequence[SchemaField]) -> RowSlice:

@@ -7,6 +7,7 @@ The steps of an attempt, and what is left when the process dies between them:
     3. a query checks its rows       the same
     4. the transaction: DELETE of what is replaced, INSERT of what is staged, COMMIT
                                      BigQuery ends it by itself, with all of it or nothing
+       (a partition by the time of ingestion: a query with the partition as its destination)
     5. the staging table is dropped  it is dropped by BigQuery a day later
 
 An attempt shares nothing with another: its id is in the names of its table and of its jobs. So the
@@ -51,13 +52,19 @@ from dagster_bq_connector.write.jobs import (
     start_query,
 )
 from dagster_bq_connector.write.plain import ROW, misfit, plain_columns, selected
-from dagster_bq_connector.write.proof import Provers, Work
+from dagster_bq_connector.write.proof import Outcome, Provers, Work
+from dagster_bq_connector.write.result import Operation
 from dagster_bq_connector.write.staging import Staged
 from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.targets import Target, Targets
 
 # How long a staging table is kept whose process died.
 EXPIRATION = datetime.timedelta(days=1)
+
+_DISPOSITIONS: Mapping[Operation, str] = {
+    "append": bigquery.WriteDisposition.WRITE_APPEND,
+    "replace": bigquery.WriteDisposition.WRITE_TRUNCATE,
+}
 
 # What BigQuery says of a table that takes no DELETE, most telling first.
 _UNCHANGEABLE: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -75,38 +82,28 @@ _UNCHANGEABLE: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 @dataclass
-class Outcome:
-    """What was done before the transactions.
-
-    Attributes:
-        jobs: The ids of the jobs, in order.
-        counts: Rows by partition key, as far as they were counted by BigQuery.
-    """
-
-    jobs: list[str] = field(default_factory=list[str])
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass
 class Filled:
     """What is in the staging tables.
 
     Attributes:
         rows: How many rows, by the id of the target.
+        bytes: Bytes that brought them, when that is not known already.
         jobs: The ids of the jobs that brought them.
     """
 
     rows: Mapping[str, int]
+    bytes: int = 0
     jobs: list[str] = field(default_factory=list[str])
 
 
-def write_staged(provers: Provers, targets: Targets, fill: Fill) -> Outcome:
+def write_staged(provers: Provers, targets: Targets, fill: Fill, outcome: Outcome) -> None:
     """Fill staging tables, then change each target by a transaction.
 
     Args:
         provers: Runs the transactions; it has their proofs afterwards.
         targets: What is changed.
         fill: Brings the rows into the staging tables.
+        outcome: Is told what was done.
 
     Raises:
         PartitionError: A row belongs to no part of the slice. Nothing was changed.
@@ -115,13 +112,17 @@ def write_staged(provers: Provers, targets: Targets, fill: Fill) -> Outcome:
         RefusedError: BigQuery failed a job. Of several targets, the error says which were written.
     """
     settings, progress = provers.settings, provers.progress
-    outcome, tables = Outcome(), StagingTables(settings)
+    tables = StagingTables(settings)
     try:
         filled = fill(settings, targets, tables, progress)
         outcome.jobs += filled.jobs
+        outcome.bytes = outcome.bytes or filled.bytes
         if targets.slice is not None and targets.slice.expressions:
             table = tables.of(targets.targets[0])
             outcome.counts = _count(settings, targets.slice, table, progress)
+        for target in targets.targets:
+            if not target.rows:  # the query into it cannot check that, as a transaction does
+                _check_count(settings, tables.of(target), filled.rows[target.id], progress)
         changes = [
             _Change(settings, targets, each, tables.of(each), filled.rows[each.id], progress)
             for each in targets.targets
@@ -129,7 +130,6 @@ def write_staged(provers: Provers, targets: Targets, fill: Fill) -> Outcome:
         provers.run([change.work() for change in changes])
     finally:
         tables.drop()
-    return outcome
 
 
 class StagingTables:
@@ -207,7 +207,7 @@ def load_staging(
         raise
     finish_all(jobs, settings.deadline, progress)
     rows = {target.id: staged[target.id].rows for target in targets.targets}
-    return Filled(rows, [job.id for job in jobs])
+    return Filled(rows, jobs=[job.id for job in jobs])
 
 
 def _count(
@@ -234,6 +234,13 @@ def _count(
             )
         counts[keys[part]] = found
     return counts
+
+
+def _check_count(settings: JobSettings, table: TableRef, rows: int, progress: Progress) -> None:
+    sql = f"SELECT COUNT(*) FROM {table_sql(table)}"
+    [(held,)] = _rows(settings, sql, f"count_{table.table}", progress)
+    if held != rows:
+        raise RefusedError(f"{table} holds {held} rows of {rows} that were staged.")
 
 
 def _rows(settings: JobSettings, sql: str, name: str, progress: Progress) -> list[tuple[Any, ...]]:
@@ -263,11 +270,18 @@ class _Change:
 
         A job that failed has changed nothing: its transaction was rolled back.
         """
-        what = f"Transaction on {self._table}"
+        what = (
+            f"Transaction on {self._table}" if self.target.rows else f"Query into {self.target.ref}"
+        )
 
         def insert(job_id: str, labels: Mapping[str, str]) -> bigquery.QueryJob:
             config = self.settings.query_config(labels)
-            return start_query(self.settings, self.script(), config, job_id, what)
+            if self.target.rows:
+                return start_query(self.settings, self.script(), config, job_id, what)
+            config.destination = self.target.ref.to_api()
+            config.create_disposition = bigquery.CreateDisposition.CREATE_NEVER
+            config.write_disposition = _DISPOSITIONS[self.settings.operation]
+            return start_query(self.settings, self._select, config, job_id, what)
 
         return Work(self.target.id, self.target.key, what, insert, self.rows, self._explained)
 
@@ -281,11 +295,15 @@ class _Change:
                 "BEGIN TRANSACTION;",
                 *([delete] if self.settings.operation == "replace" else []),
                 f"INSERT INTO {table_sql(self._table)} ({columns})",
-                f"SELECT {selected(self.targets.columns)} FROM {table_sql(self.staging)};",
+                f"{self._select};",
                 f"IF @@row_count != {self.rows} THEN RAISE USING MESSAGE = {wrong}; END IF;",
                 "COMMIT TRANSACTION;",
             ]
         )
+
+    @property
+    def _select(self) -> str:
+        return f"SELECT {selected(self.targets.columns)} FROM {table_sql(self.staging)}"
 
     @property
     def _table(self) -> TableRef:

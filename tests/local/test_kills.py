@@ -1,0 +1,177 @@
+"""A write whose process is killed at any step, and which is tried again, lands once.
+
+The steps come from the code (`write/steps.py`): a first attempt that lives tells which there are.
+"""
+
+import datetime as dt
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_bq_connector import (
+    BigQueryReader,
+    FileLoadsWriter,
+    TableOptions,
+    TimePartitioning,
+)
+from support.kills import ROWS, Attempts, Order, rows_of
+
+SOAK = bool(os.environ.get("SOAK"))
+WRITES = [
+    ("ExactlyOnceWriter", "append", "table"),
+    ("ExactlyOnceWriter", "replace", "partition"),
+    ("ExactlyOnceWriter", "replace", "slice"),
+    ("FileLoadsWriter", "append", "table"),
+    ("FileLoadsWriter", "replace", "partition"),
+    ("FileLoadsWriter", "replace", "slice"),
+]
+FIRST_DAY = dt.date(2026, 1, 1)
+OLD = 1_000_000  # numbers of the rows that were there before
+
+pytestmark = pytest.mark.local_only("it kills some hundred processes, at a second of a job each")
+
+
+@pytest.fixture(scope="module")
+def attempts() -> Iterator[Attempts]:
+    with Attempts() as attempts:
+        yield attempts
+
+
+class Case:
+    """One kind of write to one table; each try of it has a day and a part of its own."""
+
+    def __init__(
+        self,
+        kind: tuple[str, str, str],
+        dataset: str,
+        fields: dict[str, Any],
+        load_writer: FileLoadsWriter,
+        reader: BigQueryReader,
+    ) -> None:
+        self.writer, self.operation, self.where = kind
+        self.table, self.fields, self.reader = f"{dataset}.t", fields, reader
+        self.options = {
+            "ExactlyOnceWriter": {"ledger": f"{dataset}_ledger", "connections": 2},
+            "FileLoadsWriter": {"staging": load_writer.staging},
+            "DefaultStreamWriter": {},
+        }[self.writer]
+        layout = TableOptions(partitioning=TimePartitioning("day"))
+        load_writer.append(rows_of(str(FIRST_DAY), 0, OLD, 1), self.table, layout)
+        self.load_writer = load_writer
+
+    def order(self, number: int, **more: Any) -> Order:
+        return Order(
+            writer=self.writer,
+            fields=self.fields,
+            options=self.options,
+            operation=self.operation,
+            table=self.table,
+            where=self.where,
+            day=str(FIRST_DAY + dt.timedelta(days=number)),
+            part=number,
+            key=None if self.writer == "DefaultStreamWriter" else f"{self.table} {number}",
+            **more,
+        )
+
+    def prepare(self, numbers: range) -> None:
+        """Rows that are there before: a replacement takes their place, an append joins them."""
+        rows = [rows_of(str(FIRST_DAY + dt.timedelta(days=n)), n, OLD + n, 1) for n in numbers]
+        self.load_writer.append(rows, self.table)
+
+    def numbers(self, number: int) -> Counter[int]:
+        found = self.reader.read(self.table, ["n"], f"part = {number}").to_arrow()
+        return Counter(found["n"].to_pylist())
+
+    def before(self, number: int) -> Counter[int]:
+        return Counter([OLD + number])
+
+    def after(self, number: int) -> Counter[int]:
+        kept = self.before(number) if self.operation == "append" else Counter[int]()
+        return kept + Counter(range(ROWS))
+
+
+@pytest.fixture
+def case(
+    request: pytest.FixtureRequest,
+    dataset: str,
+    fields: dict[str, Any],
+    load_writer: FileLoadsWriter,
+    reader: BigQueryReader,
+) -> Case:
+    return Case(request.param, dataset, fields, load_writer, reader)
+
+
+def steps_of(case: Case, attempts: Attempts, path: Path) -> list[str]:
+    """The steps of an attempt that lives, which is the case's number 1."""
+    case.prepare(range(1, 2))
+    assert attempts.run(case.order(1, steps=str(path / "steps"))) == 0
+    assert case.numbers(1) == case.after(1)
+    named: list[str] = json.loads((path / "steps").read_text())
+    assert len(named) >= 6
+    return named
+
+
+def points(named: list[str]) -> list[int]:
+    """Where to strike: once at each step by its name; in the soak each time that it is taken."""
+    return list(range(len(named))) if SOAK else [named.index(step) for step in dict.fromkeys(named)]
+
+
+def ids(write: tuple[str, str, str]) -> str:
+    return " ".join(write)
+
+
+@pytest.mark.parametrize("case", WRITES, ids=ids, indirect=True)
+def test_killed_at_any_step(case: Case, attempts: Attempts, tmp_path: Path) -> None:
+    named = steps_of(case, attempts, tmp_path)
+    case.prepare(range(2, 2 + len(named)))
+    for point in points(named):
+        number, step = 2 + point, named[point]
+        assert attempts.run(case.order(number, die=point)) == -9, step
+        left = case.numbers(number)
+        assert left in (case.before(number), case.after(number)), f"half a write, {step}"
+        other = 100 if point % 2 else 17  # read again, the rows may come in other batches
+        assert attempts.run(case.order(number, batch=other)) == 0, step
+        assert case.numbers(number) == case.after(number), step
+
+
+@pytest.mark.parametrize("case", WRITES, ids=ids, indirect=True)
+def test_two_attempts_at_once(case: Case, attempts: Attempts, tmp_path: Path) -> None:
+    """The first one stops at a step, goes on when the second one is done, and does no harm."""
+    named = steps_of(case, attempts, tmp_path)
+    case.prepare(range(2, 2 + len(named)))
+    for point in points(named):
+        number, step = 2 + point, named[point]
+        stopped, go = tmp_path / f"stopped{point}", tmp_path / f"go{point}"
+        first = attempts.start(case.order(number, stop=point, stopped=str(stopped), go=str(go)))
+        wait_for(stopped)
+        second = attempts.run(case.order(number, batch=17))
+        go.touch()
+        assert (attempts.wait(first), second) == (0, 0), step
+        assert case.numbers(number) == case.after(number), step
+
+
+@pytest.mark.parametrize(
+    "case", [("DefaultStreamWriter", "append", "table")], ids=ids, indirect=True
+)
+def test_the_default_stream_loses_nothing(case: Case, attempts: Attempts, tmp_path: Path) -> None:
+    """At least once: rows of an attempt that was killed may be there twice, and none is lost."""
+    named = steps_of(case, attempts, tmp_path)
+    case.prepare(range(2, 2 + len(named)))
+    for point in points(named):
+        number, step = 2 + point, named[point]
+        assert attempts.run(case.order(number, die=point)) == -9, step
+        assert attempts.run(case.order(number, batch=17)) == 0, step
+        assert case.after(number) <= case.numbers(number), step
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
