@@ -220,6 +220,9 @@ def classify(error: BaseException | status_pb2.Status) -> Fault:
     if isinstance(error, grpc.RpcError):
         return _by_code(error_code(error), error_text(error), _details(error))
     if isinstance(error, api.GoogleAPICallError):
+        # One that came over gRPC carries the call, with what only its details say.
+        if isinstance(error.response, grpc.RpcError):
+            return classify(error.response)
         return _by_http(error)
     if isinstance(error, (requests.ConnectionError, requests.Timeout, ConnectionError)):
         return Fault.BROKEN

@@ -96,7 +96,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
                 apart; or the key was used for something else.
             UnreachableError: No answer within the deadline.
         """
-        _refuse_other_options(options)
+        refuse_other_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "append", table, key)
         return MaterializedWrite.of(self._append(connected, data, table, options, identity))
@@ -130,7 +130,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             RefusedError: BigQuery refused jobs; of several partitions the error says which.
             ConnectorError: As for `append`; nothing was changed.
         """
-        _refuse_other_options(options)
+        refuse_other_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "replace", table, key)
         return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
@@ -361,7 +361,12 @@ def resolved(connected: Connected, table: Destination) -> TableRef | Slice:
     return connected.resolve(table)
 
 
-def _refuse_other_options(options: object) -> None:
+def refuse_other_options(options: object) -> None:
+    """Refuse what is no TableOptions.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     if options is not None and not isinstance(options, TableOptions):
         raise ConfigurationError(
             f"options is {type(options).__name__}: pass TableOptions(partitioning=..., ...)."

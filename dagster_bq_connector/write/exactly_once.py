@@ -64,15 +64,17 @@ class Sending:
         """The control calls."""
         return Streams(self.clients.write, self.deadline)
 
-    def open(self, table: EnsuredTable, schema: pa.Schema, kind: Type) -> OwnStreams:
-        """Streams for rows of one schema."""
+    def open(
+        self, table: EnsuredTable, schema: pa.Schema, kind: Type, count: int | None = None
+    ) -> OwnStreams:
+        """Streams for rows of one schema, `connections` of them unless `count` says otherwise."""
         return OwnStreams(
             self.clients,
             self.streams,
             table,
             schema,
             kind,
-            self.connections,
+            count or self.connections,
             self.progress,
             self.deadline,
         )

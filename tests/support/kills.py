@@ -51,7 +51,7 @@ class Order:
         writer: Its class.
         fields: Of its BigQuery resource.
         options: Of the writer.
-        operation: `append` or `replace`.
+        operation: `append`, `replace` or `open`.
         table: `dataset.table`.
         where: `table`, `partition` (of the day) or `slice` (of the part).
         day: The day of the rows.
@@ -112,10 +112,22 @@ def attempt(order: Order) -> None:
         destination = DailyTable(order.table, column="day").for_keys([order.day])
     elif order.where == "slice":
         destination = RowSlice.by_keys(order.table, "part", [str(order.part)])
-    write = writer.append if order.operation == "append" else writer.replace
-    write(pieces, destination, key=order.key)
+    if order.operation == "open":
+        write_on(writer, destination, order)
+    else:
+        write = writer.append if order.operation == "append" else writer.replace
+        write(pieces, destination, key=order.key)
     if order.steps:
         Path(order.steps).write_text(json.dumps(named))
+
+
+def write_on(writer: Any, destination: str, order: Order) -> None:
+    """A long write, from the last checkpoint to the end."""
+    with writer.open(destination, key=order.key) as write:
+        for start in range(write.position or 0, ROWS, order.batch):
+            count = min(order.batch, ROWS - start)
+            write.append(rows_of(order.day, order.part, start, count))
+            write.checkpoint(start + count)
 
 
 @dataclass
