@@ -77,6 +77,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         Raises:
             SchemaError: The columns do not fit the table. Nothing was written.
             FailedRowsError: Some rows do not fit; it says which, and what was written.
+            PartitionError: A row belongs to another partition; it says what was written.
             TableNotFoundError, DatasetNotFoundError: It is missing and may not be created.
             TableMismatchError: The table is laid out otherwise than `options` ask.
             UnsupportedError: The write method does not take a type, or a partition.
@@ -106,10 +107,10 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
 
         Raises:
             UnsupportedError: The write method cannot replace, or BigQuery takes no DELETE on the
-                table now and the part cannot be replaced without. Nothing was changed.
-            PartitionError: A row belongs to another partition. Nothing was changed.
+                table now and the part cannot be replaced without. No row was written.
+            PartitionError: A row belongs to another partition. No row was written.
             RefusedError: BigQuery refused jobs; of several partitions the error says which.
-            ConnectorError: As for `append`; nothing was changed.
+            ConnectorError: As for `append`; no row was written.
         """
         _refuse_other_options(options)
         return MaterializedWrite.of(

@@ -7,14 +7,16 @@ staging table, and one transaction does it from there: see transaction.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import pyarrow as pa
 from google.cloud import bigquery
 
 from dagster_bq_connector.errors import (
     ConnectorError,
     FailedRow,
     FailedRowsError,
+    PartitionError,
     RefusedError,
 )
 from dagster_bq_connector.progress import Progress
@@ -28,7 +30,7 @@ from dagster_bq_connector.write.jobs import (
     start_load,
 )
 from dagster_bq_connector.write.plain import plain_batch, plain_schema
-from dagster_bq_connector.write.result import Operation, WriteResult
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, Operation, WriteResult
 from dagster_bq_connector.write.staging import Staged, Stager, Staging
 from dagster_bq_connector.write.targets import Target, Targets
 from dagster_bq_connector.write.transaction import write_staged
@@ -61,9 +63,9 @@ def load(
         What was loaded.
 
     Raises:
-        SchemaError: The columns do not fit. Nothing was changed.
-        FailedRowsError: Rows do not fit. Nothing was changed.
-        PartitionError: A row belongs to none of the targets. Nothing was changed.
+        SchemaError: The columns do not fit. No row was written.
+        FailedRowsError: Rows do not fit. No row was written.
+        PartitionError: A row belongs to none of the targets. No row was written.
         RefusedError: BigQuery failed a job. The other targets' jobs are as they ended.
     """
     settings = JobSettings(client, staging.attempt, operation, labels, deadline)
@@ -105,7 +107,7 @@ def _stage(
             rows = conformed.batch
             if targets.staged:
                 rows = plain_batch(rows, targets.columns, position)
-            for target, part in targets.split(rows, position):
+            for target, part in _split(targets, rows, position):
                 stager.add(target, part)
         position += batch.num_rows
     if failed:
@@ -113,6 +115,15 @@ def _stage(
     schema = plain_schema(conform.schema, targets.columns) if targets.staged else conform.schema
     stager.finish([target.id for target in targets.targets], schema)
     return stager.staged
+
+
+def _split(
+    targets: Targets, rows: pa.RecordBatch, position: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    try:
+        yield from targets.split(rows, position)
+    except PartitionError as error:
+        raise PartitionError(f"{error} {NOTHING_WRITTEN}") from None
 
 
 def _run_jobs(

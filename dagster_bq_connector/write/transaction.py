@@ -53,6 +53,7 @@ from dagster_bq_connector.write.jobs import (
     start_query,
 )
 from dagster_bq_connector.write.plain import ROW, misfit, plain_columns, selected
+from dagster_bq_connector.write.result import NOTHING_WRITTEN
 from dagster_bq_connector.write.staging import Staged
 from dagster_bq_connector.write.targets import Target, Targets
 
@@ -95,9 +96,9 @@ def write_staged(
     """Load the files into staging tables, then change each target by a transaction.
 
     Raises:
-        PartitionError: A row belongs to no part of the slice. Nothing was changed.
-        FailedRowsError: Values that are none of their column. Nothing was changed.
-        UnsupportedError: BigQuery takes no DELETE on the table. Nothing was changed.
+        PartitionError: A row belongs to no part of the slice. No row was written.
+        FailedRowsError: Values that are none of their column. No row was written.
+        UnsupportedError: BigQuery takes no DELETE on the table. No row was written.
         RefusedError: BigQuery failed a job. Of several targets, the error says which were written.
     """
     outcome, tables = Outcome(), _StagingTables(settings, targets)
@@ -210,9 +211,8 @@ def _count(
             values = ", ".join(f"FORMAT('%t', {name})" for name in bound.names)
             row = f"SELECT {values} FROM {table_sql(table)} WHERE {quoted(ROW)} = {first}"
             [stray] = _rows(settings, row, "stray", progress)
-            raise PartitionError(
-                stray_text(bound, first, dict(zip(bound.types, stray, strict=True)))
-            )
+            text = stray_text(bound, first, dict(zip(bound.types, stray, strict=True)))
+            raise PartitionError(f"{text} {NOTHING_WRITTEN}")
         counts[keys[part]] = found
     return counts
 
