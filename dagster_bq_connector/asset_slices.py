@@ -117,7 +117,7 @@ class AssetPartitions:
         if isinstance(definition, dg.MultiPartitionsDefinition):
             definitions = {part.name: part.partitions_def for part in definition.partitions_defs}
             columns = expression if isinstance(expression, Mapping) else {}
-        lacking = [name for name in definitions if not isinstance(columns.get(name), str)]
+        lacking = [name for name in definitions if not _says(columns.get(name))]
         if lacking:
             example = '"created_at"'
             if isinstance(definition, dg.MultiPartitionsDefinition):
@@ -170,6 +170,10 @@ class AssetPartitions:
         if not isinstance(key, dg.MultiPartitionKey):
             raise PartitionError(f"{key!r} of {self.table} is no key of several dimensions.")
         return [key.keys_by_dimension[name] for name in self.dimensions]
+
+
+def _says(expression: object) -> bool:
+    return isinstance(expression, str) and bool(expression.strip())
 
 
 def fits(slice_: TableSlice, columns: Sequence[bigquery.SchemaField]) -> bool:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -12,9 +13,10 @@ from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
 from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import STRICT, Connected, Destination
+from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.schema.types import table_fields
-from dagster_bq_connector.table.admin import Creation, EnsuredTable
+from dagster_bq_connector.table.admin import Creation, Draft
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
@@ -23,7 +25,7 @@ from dagster_bq_connector.write import default_stream, file_loads
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staging
 from dagster_bq_connector.write.targets import (
-    Ensure,
+    FindDraft,
     Targets,
     check_streamable,
     of_rows,
@@ -127,20 +129,24 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         self, connected: Connected, data: Data, table: Destination, options: TableOptions | None
     ) -> WriteResult: ...
 
-    def _ensure(self, connected: Connected, data: Batches) -> Ensure:
-        """Finds or creates tables for this data."""
+    def _drafts(self, connected: Connected, data: Batches) -> FindDraft:
+        """Finds tables for this data, or what they will be."""
         creation = Creation(tables=self.create_table, datasets=self.create_dataset)
 
-        def ensure(ref: TableRef, options: TableOptions | None) -> EnsuredTable:
+        def find(ref: TableRef, options: TableOptions | None) -> Draft:
             allowed = creation
             if ref.partition and not (options and options.partitioning):
                 why_not = (
                     "How it would be partitioned is not known: pass options with a partitioning."
                 )
                 allowed = Creation(tables=False, why_not=why_not)
-            return connected.admin.ensure(ref, lambda: table_fields(data.schema), options, allowed)
+            columns = partial(table_fields, data.schema)
+            draft = connected.admin.draft(ref, columns, options, allowed)
+            if draft.given:  # no table gets a column for data that does not fit the others
+                Conformer(data.schema, draft.table.columns)
+            return draft
 
-        return ensure
+        return find
 
 
 class DefaultStreamWriter(BigQueryWriter):
@@ -178,8 +184,8 @@ class DefaultStreamWriter(BigQueryWriter):
         if slice_:
             check_streamable(slice_)
         layout = slice_.options if slice_ else None
-        ensured = self._ensure(connected, batches)(ref, options or layout)
-        checked = of_stream(slice_, ensured) if slice_ else None
+        draft = self._drafts(connected, batches)(ref, options or layout)
+        ensured, checked = of_stream(slice_, draft) if slice_ else (draft.make(), None)
         with Progress(f"Appending to {ref}", log()) as progress:
             result = default_stream.append(
                 connected.clients,
@@ -188,7 +194,7 @@ class DefaultStreamWriter(BigQueryWriter):
                 progress,
                 connected.deadline,
                 connections=self.connections,
-                look_up=lambda: connected.admin.ensure(ref, lambda: (), None, AS_IT_IS),
+                look_up=lambda: connected.admin.draft(ref, lambda: (), None, AS_IT_IS).table,
                 check=checked.check if checked else None,
             )
         return replace(result, partitions=dict(checked.counts)) if checked else result
@@ -256,13 +262,13 @@ class FileLoadsWriter(BigQueryWriter):
         options: TableOptions | None,
         operation: Operation,
     ) -> Targets:
-        ensure = self._ensure(connected, data)
+        find = self._drafts(connected, data)
         if isinstance(table, TableSlice):
-            return of_slice(table.resolve(connected.project), ensure, options)
+            return of_slice(table.resolve(connected.project), find, options)
         if isinstance(table, RowSlice):
             slice_ = table.resolve(connected.project)
-            return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
-        return of_table(connected.resolve(table), ensure, options)
+            return of_rows(slice_, find, options, connected.admin.draft_type, operation)
+        return of_table(connected.resolve(table), find, options)
 
 
 def _refuse_other_options(options: object) -> None:
