@@ -87,7 +87,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
 
         Raises:
             SchemaError: It holds no rows that can be written, or does not fit the table.
-            PartitionError: A row belongs to another partition. Nothing was changed.
+            PartitionError: A row belongs to another partition; it says what was written.
             ConnectorError: As `BigQueryWriter.replace` and `append` raise them.
         """
         self._check()

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -12,9 +13,10 @@ from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
 from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import STRICT, Connected, Destination
+from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.schema.types import table_fields
-from dagster_bq_connector.table.admin import Creation, EnsuredTable
+from dagster_bq_connector.table.admin import Creation, Draft, EnsuredTable
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
@@ -25,7 +27,7 @@ from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.staging import Staging
 from dagster_bq_connector.write.targets import (
-    Ensure,
+    FindDraft,
     Targets,
     check_streamable,
     of_rows,
@@ -87,6 +89,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         Raises:
             SchemaError: The columns do not fit the table. Nothing was written.
             FailedRowsError: Some rows do not fit; it says which, and what was written.
+            PartitionError: A row belongs to another partition; it says what was written.
             TableNotFoundError, DatasetNotFoundError: It is missing and may not be created.
             TableMismatchError: The table is laid out otherwise than `options` ask.
             UnsupportedError: The write method does not take a type, or a partition.
@@ -125,10 +128,10 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
 
         Raises:
             UnsupportedError: The write method cannot replace, or BigQuery takes no DELETE on the
-                table now and the part cannot be replaced without. Nothing was changed.
-            PartitionError: A row belongs to another partition. Nothing was changed.
+                table now and the part cannot be replaced without. No row was written.
+            PartitionError: A row belongs to another partition. No row was written.
             RefusedError: BigQuery refused jobs; of several partitions the error says which.
-            ConnectorError: As for `append`; nothing was changed.
+            ConnectorError: As for `append`; no row was written.
         """
         refuse_other_options(options)
         connected = Connected.to(self.bigquery)
@@ -175,13 +178,13 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         streamed: bool = False,
     ) -> Targets:
         """Where the rows go by jobs, from files or from a staging table that streams fill."""
-        ensure = self._ensure(connected, data)
+        find = self._drafts(connected, data)
         if isinstance(table, TableSlice):
-            return of_slice(table.resolve(connected.project), ensure, options, streamed)
+            return of_slice(table.resolve(connected.project), find, options, streamed)
         if isinstance(table, RowSlice):
             slice_ = table.resolve(connected.project)
-            return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
-        return of_table(connected.resolve(table), ensure, options, streamed)
+            return of_rows(slice_, find, options, connected.admin.draft_type, operation)
+        return of_table(connected.resolve(table), find, options, streamed)
 
     def _streamed(
         self, connected: Connected, data: Batches, table: Destination, options: TableOptions | None
@@ -201,23 +204,27 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         if slice_:
             check_streamable(slice_)
         layout = slice_.options if slice_ else None
-        ensured = self._ensure(connected, data)(ref, options or layout)
-        return ensured, of_stream(slice_, ensured) if slice_ else None
+        draft = self._drafts(connected, data)(ref, options or layout)
+        return of_stream(slice_, draft) if slice_ else (draft.make(), None)
 
-    def _ensure(self, connected: Connected, data: Batches) -> Ensure:
-        """Finds or creates tables for this data."""
+    def _drafts(self, connected: Connected, data: Batches) -> FindDraft:
+        """Finds tables for this data, or what they will be."""
         creation = Creation(tables=self.create_table, datasets=self.create_dataset)
 
-        def ensure(ref: TableRef, options: TableOptions | None) -> EnsuredTable:
+        def find(ref: TableRef, options: TableOptions | None) -> Draft:
             allowed = creation
             if ref.partition and not (options and options.partitioning):
                 why_not = (
                     "How it would be partitioned is not known: pass options with a partitioning."
                 )
                 allowed = Creation(tables=False, why_not=why_not)
-            return connected.admin.ensure(ref, lambda: table_fields(data.schema), options, allowed)
+            columns = partial(table_fields, data.schema)
+            draft = connected.admin.draft(ref, columns, options, allowed)
+            if draft.given:  # no table gets a column for data that does not fit the others
+                Conformer(data.schema, draft.table.columns)
+            return draft
 
-        return ensure
+        return find
 
 
 class DefaultStreamWriter(BigQueryWriter):
@@ -267,7 +274,7 @@ class DefaultStreamWriter(BigQueryWriter):
                 progress,
                 connected.deadline,
                 connections=self.connections,
-                look_up=lambda: connected.admin.ensure(ref, lambda: (), None, AS_IT_IS),
+                look_up=lambda: connected.admin.draft(ref, lambda: (), None, AS_IT_IS).table,
                 check=checked.check if checked else None,
             )
         return replace(result, partitions=dict(checked.counts)) if checked else result

@@ -293,8 +293,8 @@ class TableSlice:
     def _refuse(self, value: str | None, index: int, partition: str, known: dict[str, str]) -> None:
         raise PartitionError(
             f"Row {index} belongs to another partition: {self.column!r} is {value} "
-            f"(partition {partition}), and the operation replaces {', '.join(sorted(known))} of "
-            f"{self.table}. Nothing was changed. Filter the rows, or run that partition."
+            f"(partition {partition}), and the operation writes {', '.join(sorted(known))} of "
+            f"{self.table}. Filter the rows, or run that partition."
         )
 
 

@@ -7,12 +7,13 @@ staging table, and one transaction does it from there: see transaction.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+import pyarrow as pa
 from google.cloud import bigquery
 
-from dagster_bq_connector.errors import FailedRow, FailedRowsError
+from dagster_bq_connector.errors import FailedRow, FailedRowsError, PartitionError
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
@@ -20,7 +21,7 @@ from dagster_bq_connector.write.jobs import JobSettings, start_load
 from dagster_bq_connector.write.key import purpose_of
 from dagster_bq_connector.write.plain import plain_batch, plain_schema
 from dagster_bq_connector.write.proof import Outcome, Provers, Work
-from dagster_bq_connector.write.result import WriteResult
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
 from dagster_bq_connector.write.staging import Staged, Stager, Staging
 from dagster_bq_connector.write.targets import Target, Targets
 from dagster_bq_connector.write.transaction import load_staging, write_staged
@@ -46,9 +47,9 @@ def load(
         What was loaded.
 
     Raises:
-        SchemaError: The columns do not fit. Nothing was changed.
-        FailedRowsError: Rows do not fit. Nothing was changed.
-        PartitionError: A row belongs to none of the targets. Nothing was changed.
+        SchemaError: The columns do not fit. No row was written.
+        FailedRowsError: Rows do not fit. No row was written.
+        PartitionError: A row belongs to none of the targets. No row was written.
         WriteKeyError: The key was used for something else. Nothing was changed.
         RefusedError: BigQuery failed a job. The other targets' jobs are as they ended.
     """
@@ -83,7 +84,7 @@ def _stage(
             rows = conformed.batch
             if targets.staged:
                 rows = plain_batch(rows, targets.columns, position)
-            for target, part in targets.split(rows, position):
+            for target, part in _split(targets, rows, position):
                 stager.add(target, part)
         position += batch.num_rows
     if failed:
@@ -91,6 +92,15 @@ def _stage(
     schema = plain_schema(conform.schema, targets.columns) if targets.staged else conform.schema
     stager.finish([target.id for target in targets.targets], schema)
     return stager.staged
+
+
+def _split(
+    targets: Targets, rows: pa.RecordBatch, position: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    try:
+        yield from targets.split(rows, position)
+    except PartitionError as error:
+        raise PartitionError(f"{error} {NOTHING_WRITTEN}") from None
 
 
 def _work(

@@ -53,7 +53,7 @@ from dagster_bq_connector.write.jobs import (
 )
 from dagster_bq_connector.write.plain import ROW, misfit, plain_columns, selected
 from dagster_bq_connector.write.proof import Outcome, Provers, Work
-from dagster_bq_connector.write.result import Operation
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, Operation
 from dagster_bq_connector.write.staging import Staged
 from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.targets import Target, Targets
@@ -106,9 +106,9 @@ def write_staged(provers: Provers, targets: Targets, fill: Fill, outcome: Outcom
         outcome: Is told what was done.
 
     Raises:
-        PartitionError: A row belongs to no part of the slice. Nothing was changed.
-        FailedRowsError: Values that are none of their column. Nothing was changed.
-        UnsupportedError: BigQuery takes no DELETE on the table. Nothing was changed.
+        PartitionError: A row belongs to no part of the slice. No row was written.
+        FailedRowsError: Values that are none of their column. No row was written.
+        UnsupportedError: BigQuery takes no DELETE on the table. No row was written.
         RefusedError: BigQuery failed a job. Of several targets, the error says which were written.
     """
     settings, progress = provers.settings, provers.progress
@@ -229,9 +229,8 @@ def _count(
             values = ", ".join(f"FORMAT('%t', {name})" for name in bound.names)
             row = f"SELECT {values} FROM {table_sql(table)} WHERE {quoted(ROW)} = {first}"
             [stray] = _rows(settings, row, "stray", progress)
-            raise PartitionError(
-                stray_text(bound, first, dict(zip(bound.types, stray, strict=True)))
-            )
+            text = stray_text(bound, first, dict(zip(bound.types, stray, strict=True)))
+            raise PartitionError(f"{text} {NOTHING_WRITTEN}")
         counts[keys[part]] = found
     return counts
 

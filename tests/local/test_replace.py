@@ -121,7 +121,7 @@ def test_a_row_of_another_partition_changes_nothing(
     with pytest.raises(PartitionError, match=r"Row 3 belongs to another partition.*20260802"):
         load_writer.replace(rows_of(*DAYS[:2]), daily.for_keys(DAYS[:1]))
     for write in (load_writer.replace, load_writer.append):
-        with pytest.raises(PartitionError, match=r"Row 3 belongs to another.*replaces 20260801 of"):
+        with pytest.raises(PartitionError, match=r"Row 3 belongs to another.*writes 20260801 of"):
             write(rows_of(*DAYS[:2]), f"{name}$20260801")
     assert content(reader, name) == before
 
