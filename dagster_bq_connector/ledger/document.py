@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 from dagster_bq_connector.errors import LedgerError
 
-# Who lost the answer to a change finds it among so many later ones. Each takes 19 characters of
-# the 16,384 that a description holds; in the time that one change may be in doubt (minutes, at 5
-# changes of a table in 10 seconds) more than these are not to be expected.
+# Who lost the answer to a change finds it among so many later ones. The homes take a minute or half
+# of one for as many, and who lost an answer looks at once. Each takes 19 characters of the 16,384
+# that a description holds.
 HISTORY = 32
 
 
@@ -72,11 +72,6 @@ class Document(NamedTuple):
                 "it, and delete it if nothing there is needed."
             ) from error
         return cls(text, cast("dict[str, Any]", value), version, history)
-
-    def nonce_of(self, version: int) -> str | None:
-        """The nonce of a version, None when the history does not reach back to it."""
-        back = self.version - version
-        return self.history[-1 - back] if 0 <= back < len(self.history) else None
 
 
 def new_nonce() -> str:

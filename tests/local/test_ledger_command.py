@@ -1,20 +1,29 @@
 """`python -m dagster_bq_connector.ledger`: what it shows, asks and changes."""
 
+import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dagster_bq_connector import BigQueryResource
 from dagster_bq_connector.ledger import Key, Ledger
+from dagster_bq_connector.ledger.__main__ import main
 from support.ledgers import HOMES, STREAM, created, increment, ledger_at
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., "Done"]
 WRITE = Key("write", "asset orders, run 4711 " + "and so on " * 20)
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture(params=HOMES)
@@ -28,25 +37,43 @@ def ledger(bigquery: BigQueryResource, home: str) -> Ledger:
 
 
 @pytest.fixture
-def run(fields: dict[str, Any], home: str) -> Run:
-    pytest.importorskip("google.cloud.storage")
-    environment = dict(os.environ)
+def where(fields: dict[str, Any], home: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The environment and the arguments that lead to the home."""
     if "api_endpoint" in fields:
-        environment["BIGQUERY_EMULATOR_HOST"] = fields["api_endpoint"]
-        environment["STORAGE_EMULATOR_HOST"] = fields["cloud_storage_endpoint"]
+        monkeypatch.setenv("BIGQUERY_EMULATOR_HOST", fields["api_endpoint"])
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", fields["cloud_storage_endpoint"])
+    return ["--project", fields["project"], "--location", fields["location"], "--ledger", home]
 
-    def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-        where = ["--project", fields["project"], "--location", fields["location"], "--ledger", home]
-        command = [sys.executable, "-m", "dagster_bq_connector.ledger", *where, *arguments]
-        return subprocess.run(
-            command, input=answer, capture_output=True, text=True, check=False, env=environment
-        )
+
+@pytest.fixture
+def run(
+    where: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    def run(*arguments: str, answer: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        try:
+            code = main([*where, *arguments])
+        except SystemExit as left:
+            code = int(str(left.code))
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
 
     return run
 
 
+def test_it_is_run_as_a_module(where: list[str], ledger: Ledger) -> None:
+    created(ledger)
+    command = [sys.executable, "-m", "dagster_bq_connector.ledger", *where]
+    listed = subprocess.run([*command, "list"], capture_output=True, text=True, check=True)
+    assert STREAM.name in listed.stdout
+    asked = [*command, "delete", "stream:orders", "--version", "1"]
+    declined = subprocess.run(asked, input="n", capture_output=True, text=True, check=False)
+    assert (declined.returncode, declined.stderr) == (3, "")
+    assert ledger.get(STREAM)
+
+
 def test_list_and_show(run: Run, ledger: Ledger) -> None:
-    assert (run("list").returncode, run("list").stdout) == (0, "")
+    assert run("list") == Done(0, "", "")
     created(ledger, {"position": {"lsn": 7}})
     created(ledger, {"n": 0}, WRITE)
     listed = run("list").stdout.splitlines()

@@ -196,9 +196,37 @@ def test_what_was_deleted_after_a_lost_answer_cannot_be_known(
     proxy.on_changes(Verdict(arrives, status=0, then=delete))
     with pytest.raises(LedgerError, match="and the entry was deleted by now"):
         ledger.compare_and_set(entry, {"n": 100})
-    proxy.on_changes(Verdict(arrives, status=0, then=lambda: created(direct)))
-    if not arrives:
-        assert not ledger.create(STREAM, {"n": 100}).won
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("later", [0, 1, 4])
+def test_what_was_made_anew_after_a_lost_answer_cannot_be_known(
+    ledger: Ledger, direct: Ledger, proxy: HttpProxy, arrives: bool, later: int
+) -> None:
+    created(direct)
+    move_on(direct, 1)
+    entry = direct.get(STREAM)
+    assert entry
+
+    def make_anew() -> None:
+        stands = direct.get(STREAM)
+        assert stands
+        direct.delete(stands)
+        created(direct)
+        move_on(direct, later)
+
+    proxy.on_changes(Verdict(arrives, status=0, then=make_anew))
+    with pytest.raises(LedgerError, match=f"and the entry is at version {1 + later} by now"):
+        ledger.compare_and_set(entry, {"n": 100})
+    assert not ledger.compare_and_set(entry, {"n": 100}).won
+
+
+def test_a_creation_that_never_arrived_loses_to_another(
+    ledger: Ledger, direct: Ledger, proxy: HttpProxy
+) -> None:
+    proxy.on_changes(Verdict(arrives=False, status=0, then=lambda: created(direct)))
+    written = ledger.create(STREAM, {"n": 100})
+    assert (written.won, written.entry) == (False, direct.get(STREAM))
 
 
 @pytest.mark.parametrize("verdict", [LOST, CUT, UNAVAILABLE, TOO_MANY], ids=str)
@@ -249,8 +277,9 @@ def test_nothing_is_tried_beyond_the_deadline(
     ]
     for action in actions[1 if verdict.status in (0, 503) else 0 :]:
         began = time.monotonic()
-        with pytest.raises(kind, match="Ledger entry stream 'orders'"):
+        with pytest.raises(kind, match="Ledger entry stream 'orders'") as caught:
             action()
+        assert ("may have been written" in str(caught.value)) is (kind is UnreachableError)
         assert time.monotonic() - began < 10
     assert direct.get(STREAM) == entry
 
