@@ -253,7 +253,7 @@ class Ledger(abc.ABC):
                 raise explain(failure, change.doubtful_subject) from failure
             change.in_doubt = change.in_doubt or fault is Fault.BROKEN
             if fault is not Fault.THROTTLED or change.in_doubt:
-                stands = self.get(key)
+                stands = self._find(key.name, change.doubtful_subject)
                 if (won := change.won(stands)) is not None:
                     return Written(stands, won)
                 token = stands.token if stands else None
@@ -296,7 +296,7 @@ class _Change:
 
     @property
     def doubtful_subject(self) -> str:
-        """The entry, for errors after which nobody looks whether a try has succeeded."""
+        """The entry, for errors that leave it open whether a try has succeeded."""
         if not self.in_doubt:
             return self.subject
         return f"{self.subject}, whose version {self.mine.version} may have been written from here"

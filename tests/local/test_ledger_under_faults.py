@@ -10,6 +10,7 @@ from dagster_bq_connector import BigQueryResource
 from dagster_bq_connector.errors import (
     AccessDeniedError,
     ConnectorError,
+    DatasetNotFoundError,
     LedgerError,
     QuotaError,
     TableNotFoundError,
@@ -282,6 +283,34 @@ def test_nothing_is_tried_beyond_the_deadline(
         assert ("may have been written" in str(caught.value)) is (kind is UnreachableError)
         assert time.monotonic() - began < 10
     assert direct.get(STREAM) == entry
+
+
+def test_a_change_that_nobody_can_look_at_may_have_been_made(
+    bigquery: BigQueryResource, home: str, direct: Ledger, proxy: HttpProxy
+) -> None:
+    entry = created(direct)
+    proxy.decide = lambda call: LOST if call.changes else UNAVAILABLE
+    ledger = ledger_through(proxy, bigquery, home, deadline=1)
+    with pytest.raises(UnreachableError, match="whose version 2 may have been written from here"):
+        ledger.compare_and_set(entry, {"n": 1})
+    assert len(proxy.changes) == 1
+
+
+def test_a_dataset_that_may_not_be_made_is_named_with_what_to_do(
+    bigquery: BigQueryResource,
+) -> None:
+    denied = Verdict(
+        arrives=False,
+        status=403,
+        reason="accessDenied",
+        text="Access Denied: User does not have bigquery.datasets.create permission.",
+    )
+    with proxy_to(bigquery, "_never_made") as proxy:
+        proxy.decide = lambda call: (
+            denied if call.path.endswith("/datasets?prettyPrint=false") else PASSED
+        )
+        with pytest.raises(DatasetNotFoundError, match=r"bq mk .*bigquery\.datasets\.create"):
+            ledger_through(proxy, bigquery, "_never_made").create(STREAM, {"n": 0})
 
 
 def test_what_is_denied_is_not_tried_again(
