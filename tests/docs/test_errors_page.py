@@ -23,6 +23,7 @@ from dagster_bq_connector import (
     errors,
 )
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
+from dagster_bq_connector.ledger import BigQueryLedger, Key
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The base of all, and one that the writers deal with themselves.
@@ -73,6 +74,8 @@ def test_messages_of_our_own(
     orders = f"{dataset}.orders"
     stream_writer.append(rows, orders)
     daily = DailyTable(f"{dataset}.by_day", column="day")
+    project = bigquery.connect().project
+    ledger = BigQueryLedger(bigquery.connect().rest, project)
     elsewhere = FileLoadsWriter(bigquery=bigquery, staging="gs://no-such-bucket/files")
     by_day = TableOptions(TimePartitioning("day"))
     other_day = pa.table({"id": [2], "day": [dt.date(2026, 8, 2)]})
@@ -92,8 +95,8 @@ def test_messages_of_our_own(
         ),
         (errors.PartitionFilterError, lambda: reader.read(f"{dataset}.visits")),
         (errors.UnsupportedError, lambda: stream_writer.replace(rows, orders)),
+        (errors.LedgerError, lambda: ledger.create(Key("stream", "orders"), {"at": "x" * 20_000})),
     ]
-    project = bigquery.connect().project
     for kind, action in cases:
         message = said(action, kind)
         message = message.replace(project, "my-project").replace(dataset, "shop")
