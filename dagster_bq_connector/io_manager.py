@@ -33,13 +33,17 @@ _FORMS = (
     "pyarrow.Table, pyarrow.RecordBatchReader, polars.DataFrame, polars.LazyFrame or "
     "pandas.DataFrame"
 )
+# What Dagster calls an output that nobody named.
+DEFAULT_OUTPUT = "result"
 
 
 class BigQueryIOManager(dg.ConfigurableIOManager):
     """Stores what assets and ops return in tables, and loads tables for what they take.
 
     An asset's table is the last part of its key. Its dataset is the metadata `schema` of the
-    asset, else `dataset`, else the part of the key before the last.
+    asset, else `dataset`, else the part of the key before the last. An op's output that is no
+    asset has the table that its metadata `table` says, else that of its name; one with neither is
+    refused, since all such would share the table `result`.
 
     Outputs may be whatever a writer takes. Inputs come as their annotation says: a
     `pyarrow.Table` (also without annotation), a `pyarrow.RecordBatchReader`, `Rows`, a Polars
@@ -86,6 +90,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         """Write what an asset or op returned.
 
         Raises:
+            ConfigurationError: It has no table of its own, or no dataset.
             SchemaError: It holds no rows that can be written, or does not fit the table.
             PartitionError: A row belongs to another partition. Nothing was changed.
             ConnectorError: As `BigQueryWriter.replace` and `append` raise them.
@@ -101,8 +106,14 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
                 f"Output {context.name!r} of a mapped step would replace those of the other "
                 'steps: collect them first, or use mode="append".'
             )
+        address = self._address(context, context)
+        if self.mode == "replace" and (other := _sharer(context)):
+            raise ConfigurationError(
+                f"{_name(context)} and {other} would replace each other in {address}: give each "
+                'its own metadata={"table": ...} or name.'
+            )
         connected = Connected.to(self.writer.bigquery)
-        table = connected.resolve(self._address(context, context))
+        table = connected.resolve(address)
         batches = open_data(obj)
         destination = self._destination(connected, context, table, batches.schema)
         layout = None if isinstance(destination, TableRef) else destination.options
@@ -155,7 +166,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
     ) -> str:
         metadata = output.definition_metadata or {}
         path = list(context.asset_key.path) if context.has_asset_key else []
-        table = path[-1] if path else metadata.get("table") or output.name
+        table = path[-1] if path else _op_table(output)
         dataset = metadata.get("schema") or self.dataset or (path[-2] if len(path) > 1 else None)
         if not dataset:
             raise ConfigurationError(
@@ -195,17 +206,63 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
 
 
 def _name(context: dg.OutputContext | dg.InputContext) -> str:
+    """What is stored or loaded, for messages."""
     if context.has_asset_key:
         return f"Asset {context.asset_key.to_user_string()!r}"
-    return f"Output {context.name!r}"
+    if isinstance(context, dg.InputContext):
+        return f"Input {context.name!r}"
+    of = f" of op {step!r}" if (step := _known(context, "step_key")) else ""
+    return f"Output {context.name!r}{of}"
+
+
+def _known(context: dg.OutputContext | dg.InputContext, attribute: str) -> Any:
+    """An attribute of a context; None in one that somebody built without it."""
+    try:
+        return getattr(context, attribute)
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _op_table(output: dg.OutputContext) -> str:
+    """The table of an op's output that is no asset."""
+    table = (output.definition_metadata or {}).get("table")
+    if table is None and output.name == DEFAULT_OUTPUT:
+        raise ConfigurationError(
+            f"{_name(output)} has no name of its own, so that every such output would be the "
+            f'table {DEFAULT_OUTPUT!r}: set dg.Out(metadata={{"table": "my_table"}}) or '
+            'out={"my_table": dg.Out()}; or, as for the inner ops of a graph asset, '
+            'dg.Out(io_manager_key="...") of another IO manager.'
+        )
+    return table or output.name
+
+
+def _sharer(context: dg.OutputContext) -> str | None:
+    """Another output of an op of the same job that has the same table."""
+    step = _known(context, "step_context")
+    if step is None or context.has_asset_key:
+        return None
+    own = _place(step.op_def.output_def_named(context.name))
+    for other in step.execution_plan.steps:
+        for output in other.step_outputs:
+            if output.asset_key or (other.key, output.name) == (context.step_key, context.name):
+                continue
+            node = step.job_def.get_node(other.node_handle)
+            definition = node.output_def_named(output.name)
+            if not definition.dagster_type.is_nothing and _place(definition) == own:
+                return f"{output.name!r} of op {other.key!r}"
+    return None
+
+
+def _place(definition: Any) -> tuple[object, ...]:
+    """Where an output of an op is stored."""
+    metadata = definition.metadata or {}
+    table = metadata.get("table") or definition.name
+    return definition.io_manager_key, metadata.get("schema"), table
 
 
 def _is_mapped(context: dg.OutputContext) -> bool:
     """Whether other steps, or outputs, of the same run write the same table."""
-    try:
-        return context.mapping_key is not None or context.step_key.endswith("]")
-    except dg.DagsterInvariantViolationError:  # a context that somebody built, of no step
-        return False
+    return context.mapping_key is not None or (_known(context, "step_key") or "").endswith("]")
 
 
 def _pushed_down(context: dg.InputContext) -> tuple[Sequence[str] | None, str | None]:

@@ -157,6 +157,82 @@ def test_ops_have_tables_too(
     assert ids(taken[1]) == [2, 3]
 
 
+def test_an_op_output_without_a_name_has_no_table(
+    io_manager: BigQueryIOManager, reader: BigQueryReader, dataset: str
+) -> None:
+    """All of them would share the table `result`, and with it the asset that has that name."""
+
+    @dg.asset
+    def result() -> pa.Table:
+        return COLUMNS
+
+    @dg.op
+    def first() -> pa.Table:
+        return COLUMNS.slice(1)
+
+    @dg.op(out=dg.Out(io_manager_key="memory"))
+    def elsewhere() -> pa.Table:
+        return COLUMNS.slice(1)
+
+    @dg.op
+    def last(rows: pa.Table) -> pa.Table:
+        return rows
+
+    @dg.graph_asset
+    def refused() -> pa.Table:
+        return last(first())
+
+    @dg.graph_asset
+    def stored() -> pa.Table:
+        return last(elsewhere())
+
+    assert run([result], io_manager).success
+    with pytest.raises(ConfigurationError, match=r"of op 'refused\.first' has no name of its own"):
+        run([refused], io_manager)
+    resources = {"io_manager": io_manager, "memory": dg.mem_io_manager}
+    assert dg.materialize([stored], resources=resources).success
+    assert ids(reader.read(f"{dataset}.stored").to_arrow()) == [2, 3]
+    assert ids(reader.read(f"{dataset}.result").to_arrow()) == [1, 2, 3]
+
+
+def test_outputs_that_would_share_a_table_are_refused(
+    io_manager: BigQueryIOManager,
+    reader: BigQueryReader,
+    dataset: str,
+    load_writer: FileLoadsWriter,
+) -> None:
+    @dg.op(out=dg.Out(metadata={"table": "shared"}))
+    def one() -> pa.Table:
+        return COLUMNS
+
+    @dg.op(out={"shared": dg.Out()})
+    def other() -> pa.Table:
+        return COLUMNS
+
+    @dg.op(out={"a": dg.Out(), "b": dg.Out(metadata={"table": "a"})})
+    def both() -> tuple[pa.Table, pa.Table]:
+        return COLUMNS, COLUMNS
+
+    @dg.op(out=dg.Out(metadata={"table": "shared"}))
+    def stores_nothing() -> None: ...
+
+    def job_of(*ops: Any, by: BigQueryIOManager = io_manager) -> dg.JobDefinition:
+        @dg.job(resource_defs={"io_manager": by})
+        def job() -> None:
+            for op in ops:
+                op()
+
+        return job
+
+    for ops in ([one, other], [one.alias("x"), one.alias("y")], [both]):
+        with pytest.raises(ConfigurationError, match="would replace each other"):
+            job_of(*ops).execute_in_process()
+    assert job_of(one.alias("x"), stores_nothing).execute_in_process().success
+    adding = BigQueryIOManager(writer=load_writer, dataset=dataset, mode="append")
+    assert job_of(one, other, by=adding).execute_in_process().success
+    assert ids(reader.read(f"{dataset}.shared").to_arrow()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
 def test_mapped_steps_do_not_replace_each_other(io_manager: BigQueryIOManager) -> None:
     @dg.op(out=dg.DynamicOut(io_manager_key="memory"))
     def spread() -> Any:
