@@ -132,7 +132,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         upstream = context.upstream_output
         if upstream is None:
             raise ConfigurationError(
-                f"Input {context.name!r} comes from no asset or op, so its table is unknown."
+                f"{_input_name(context)} comes from no asset or op, so its table is unknown."
             )
         form = _form(context)
         connected = Connected.to(self.writer.bigquery)
@@ -210,9 +210,16 @@ def _name(context: dg.OutputContext | dg.InputContext) -> str:
     if context.has_asset_key:
         return f"Asset {context.asset_key.to_user_string()!r}"
     if isinstance(context, dg.InputContext):
+        return _input_name(context)
+    name, step = _known(context, "name"), _known(context, "step_key")
+    return (f"Output {name!r}" if name else "The output") + (f" of op {step!r}" if step else "")
+
+
+def _input_name(context: dg.InputContext) -> str:
+    """An input, for messages; an asset that is loaded outside of a run has no input."""
+    if context.has_input_name:
         return f"Input {context.name!r}"
-    of = f" of op {step!r}" if (step := _known(context, "step_key")) else ""
-    return f"Output {context.name!r}{of}"
+    return _name(context) if context.has_asset_key else "The input"
 
 
 def _known(context: dg.OutputContext | dg.InputContext, attribute: str) -> Any:
@@ -225,15 +232,15 @@ def _known(context: dg.OutputContext | dg.InputContext, attribute: str) -> Any:
 
 def _op_table(output: dg.OutputContext) -> str:
     """The table of an op's output that is no asset."""
-    table = (output.definition_metadata or {}).get("table")
-    if table is None and output.name == DEFAULT_OUTPUT:
+    table, name = (output.definition_metadata or {}).get("table"), _known(output, "name")
+    if table is None and name in (None, DEFAULT_OUTPUT):
         raise ConfigurationError(
             f"{_name(output)} has no name of its own, so that every such output would be the "
             f'table {DEFAULT_OUTPUT!r}: set dg.Out(metadata={{"table": "my_table"}}) or '
             'out={"my_table": dg.Out()}; or, as for the inner ops of a graph asset, '
             'dg.Out(io_manager_key="...") of another IO manager.'
         )
-    return table or output.name
+    return table or name
 
 
 def _sharer(context: dg.OutputContext) -> str | None:
@@ -271,20 +278,23 @@ def _pushed_down(context: dg.InputContext) -> tuple[Sequence[str] | None, str | 
     columns, where = metadata.get("columns"), metadata.get("where")
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
         raise ConfigurationError(
-            f"columns={columns!r} of input {context.name!r}: write a list of column names."
+            f"columns={columns!r} of {_input_name(context)}: write a list of column names."
         )
     if where is not None and not isinstance(where, str):
-        raise ConfigurationError(f"where={where!r} of input {context.name!r}: write SQL.")
+        raise ConfigurationError(f"where={where!r} of {_input_name(context)}: write SQL.")
     return columns, where
 
 
 def _form(context: dg.InputContext) -> str:
-    """The form that an input's annotation asks for."""
-    kind: Any = context.dagster_type.typing_type
+    """The form that an input's annotation asks for; of a list, that of its items."""
+    declared = _known(context, "dagster_type")
+    kind: Any = declared.typing_type if declared else Any
+    if get_origin(kind) is list and context.has_input_name:  # what fans in is loaded one by one
+        [kind] = get_args(kind)
     if get_origin(kind) in (Union, types.UnionType):
         [kind, *_] = [part for part in get_args(kind) if part is not type(None)]
     kind = get_origin(kind) or kind
-    if kind is Any or kind is pa.Table:
+    if kind in (Any, object, pa.Table):
         return "arrow"
     if kind is pa.RecordBatchReader:
         return "reader"
@@ -293,7 +303,7 @@ def _form(context: dg.InputContext) -> str:
     if isinstance(kind, type) and (package := frame_package(kind)):
         return "lazy" if kind.__name__ == "LazyFrame" else package
     raise UnsupportedError(
-        f"Input {context.name!r} is annotated {kind}, which no table can be loaded as: annotate "
+        f"{_input_name(context)} is annotated {kind}, which no table can be loaded as: annotate "
         f"it {_FORMS}."
     )
 

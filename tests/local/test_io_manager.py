@@ -233,6 +233,67 @@ def test_outputs_that_would_share_a_table_are_refused(
     assert ids(reader.read(f"{dataset}.shared").to_arrow()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
+def test_what_fans_in_comes_as_a_list(io_manager: BigQueryIOManager) -> None:
+    taken: dict[str, list[Any]] = {}
+
+    @dg.op(out={"one": dg.Out()})
+    def one() -> pa.Table:
+        return COLUMNS
+
+    @dg.op(out={"two": dg.Out()})
+    def two() -> pa.Table:
+        return COLUMNS.slice(1)
+
+    @dg.op
+    def frames(rows: list[pl.DataFrame]) -> None:
+        taken["frames"] = rows
+
+    @dg.op
+    def tables(rows: list) -> None:
+        taken["tables"] = rows
+
+    @dg.op
+    def numbers(rows: list[int]) -> None: ...
+
+    def job_of(consumer: dg.OpDefinition) -> dg.JobDefinition:
+        @dg.job(resource_defs={"io_manager": io_manager})
+        def job() -> None:
+            consumer([one(), two()])
+
+        return job
+
+    for consumer, form in ((frames, pl.DataFrame), (tables, pa.Table)):
+        assert job_of(consumer).execute_in_process().success
+        rows = taken[consumer.name]
+        assert [type(part) for part in rows] == [form, form]
+        assert [ids(part) for part in rows] == [[1, 2, 3], [2, 3]]
+    with pytest.raises(UnsupportedError, match="'rows' is annotated <class 'int'>"):
+        job_of(numbers).execute_in_process()
+
+
+def test_loading_outside_of_a_run(io_manager: BigQueryIOManager) -> None:
+    @dg.asset
+    def table() -> pa.Table:
+        return COLUMNS
+
+    assert run([table], io_manager).success
+    definitions = dg.Definitions(assets=[table], resources={"io_manager": io_manager})
+    assert ids(definitions.load_asset_value("table")) == [1, 2, 3]
+    for kind in (str, list):
+        with pytest.raises(UnsupportedError, match="Asset 'table' is annotated <class"):
+            definitions.load_asset_value("table", python_type=kind)
+
+    key = dg.AssetKey("table")
+    stored = dg.build_output_context(asset_key=key)
+    built = dg.build_input_context(asset_key=key, upstream_output=stored)
+    assert io_manager.load_input(built).equals(COLUMNS)
+    with pytest.raises(ConfigurationError, match="The input comes from no asset or op"):
+        io_manager.load_input(dg.build_input_context())
+    for nameless in (dg.build_output_context(), dg.build_output_context(name="result")):
+        with pytest.raises(ConfigurationError, match="has no name of its own"):
+            io_manager.load_input(dg.build_input_context(upstream_output=nameless))
+
+
 def test_mapped_steps_do_not_replace_each_other(io_manager: BigQueryIOManager) -> None:
     @dg.op(out=dg.DynamicOut(io_manager_key="memory"))
     def spread() -> Any:
