@@ -33,6 +33,10 @@ _FORMS = (
     "pyarrow.Table, pyarrow.RecordBatchReader, polars.DataFrame, polars.LazyFrame or "
     "pandas.DataFrame"
 )
+_ELSEWHERE = (
+    'give the mapped output another IO manager, dg.Out(io_manager_key="..."), and let the op '
+    "that collects them return all the rows."
+)
 # What Dagster calls an output that nobody named.
 DEFAULT_OUTPUT = "result"
 
@@ -103,8 +107,8 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
             )
         if _is_mapped(context) and self.mode == "replace":
             raise UnsupportedError(
-                f"Output {context.name!r} of a mapped step would replace those of the other "
-                'steps: collect them first, or use mode="append".'
+                f"{_name(context)} would replace the rows of the other mapping keys, which have "
+                f'the same table: {_ELSEWHERE} When no op takes them, mode="append" keeps all.'
             )
         address = self._address(context, context)
         if self.mode == "replace" and (other := _sharer(context)):
@@ -125,7 +129,8 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         """Read what an asset or op takes.
 
         Raises:
-            UnsupportedError: Its annotation is no form that rows can be given in.
+            UnsupportedError: Its annotation is no form that rows can be given in, or it comes
+                from a mapped step or a dynamic output, which have no table of their own.
             TableNotFoundError: The table does not exist: materialize the asset first.
             ConnectorError: As `BigQueryReader.read` raises them.
         """
@@ -133,6 +138,11 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         if upstream is None:
             raise ConfigurationError(
                 f"{_input_name(context)} comes from no asset or op, so its table is unknown."
+            )
+        if _is_mapped(upstream):
+            raise UnsupportedError(
+                f"{_input_name(context)} would get the rows of all mapping keys of one run and "
+                f"of those before, which have the same table: {_ELSEWHERE}"
             )
         form = _form(context)
         connected = Connected.to(self.writer.bigquery)

@@ -294,22 +294,59 @@ def test_loading_outside_of_a_run(io_manager: BigQueryIOManager) -> None:
             io_manager.load_input(dg.build_input_context(upstream_output=nameless))
 
 
-def test_mapped_steps_do_not_replace_each_other(io_manager: BigQueryIOManager) -> None:
+def test_mapped_steps_share_a_table(
+    io_manager: BigQueryIOManager,
+    load_writer: FileLoadsWriter,
+    reader: BigQueryReader,
+    dataset: str,
+) -> None:
+    """They would replace each other; and of what they append, each would be given all."""
+
     @dg.op(out=dg.DynamicOut(io_manager_key="memory"))
     def spread() -> Any:
         yield dg.DynamicOutput(1, mapping_key="one")
         yield dg.DynamicOutput(2, mapping_key="two")
 
-    @dg.op
+    @dg.op(out={"pieces": dg.DynamicOut()})
+    def spread_rows() -> Any:
+        yield dg.DynamicOutput(COLUMNS, mapping_key="one", output_name="pieces")
+        yield dg.DynamicOutput(COLUMNS, mapping_key="two", output_name="pieces")
+
+    @dg.op(out={"mapped": dg.Out()})
     def each(number: int) -> pa.Table:
         return COLUMNS
 
-    @dg.job(resource_defs={"io_manager": io_manager, "memory": dg.mem_io_manager})
-    def job() -> None:
+    @dg.op
+    def take(rows: pa.Table) -> None: ...
+
+    @dg.op
+    def take_all(rows: list[pa.Table]) -> None: ...
+
+    def stored() -> None:
         spread().map(each)
 
-    with pytest.raises(UnsupportedError, match="would replace those of the other"):
-        job.execute_in_process()
+    def collected() -> None:
+        take_all(spread().map(each).collect())
+
+    def chained() -> None:
+        spread().map(lambda number: take(each(number)))
+
+    def dynamic() -> None:
+        spread_rows().map(take)
+
+    def execute(graph: Any, by: BigQueryIOManager) -> None:
+        resources = {"io_manager": by, "memory": dg.mem_io_manager}
+        dg.job(resource_defs=resources)(graph).execute_in_process()
+
+    adding = BigQueryIOManager(writer=load_writer, dataset=dataset, mode="append")
+    for graph in (stored, dynamic):
+        with pytest.raises(UnsupportedError, match="would replace the rows of the other mapping"):
+            execute(graph, io_manager)
+    execute(stored, adding)
+    assert ids(reader.read(f"{dataset}.mapped").to_arrow()) == [1, 1, 2, 2, 3, 3]
+    for graph in (collected, chained, dynamic):
+        with pytest.raises(UnsupportedError, match="would get the rows of all mapping keys"):
+            execute(graph, adding)
 
 
 @pytest.mark.parametrize("kind", ["DATE", "DATETIME", "TIMESTAMP", "INT64", "STRING"])
