@@ -18,7 +18,10 @@ from dagster_bq_connector.errors import (
     UnsupportedError,
 )
 from dagster_bq_connector.metadata import MaterializedWrite
+from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.read.rows import Rows
+from dagster_bq_connector.read.session import ReadSession
+from dagster_bq_connector.read.stream import StreamReader
 from dagster_bq_connector.resources import STRICT, BigQueryReader, Connected
 from dagster_bq_connector.schema.data import open_data
 from dagster_bq_connector.schema.frames import frame_package
@@ -131,7 +134,8 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         Raises:
             UnsupportedError: Its annotation is no form that rows can be given in, or it comes
                 from a mapped step or a dynamic output, which have no table of their own.
-            TableNotFoundError: The table does not exist: materialize the asset first.
+            TableNotFoundError: The table does not exist: materialize the asset first. Of no
+                partition it is empty and without columns instead.
             ConnectorError: As `BigQueryReader.read` raises them.
         """
         upstream = context.upstream_output
@@ -157,7 +161,10 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
             if keys:
                 source = partitions.rows()
             else:  # a mapping may lead to no partition at all
-                where = _no_row(connected, table)
+                try:
+                    where = _no_row(connected, table)
+                except (TableNotFoundError, DatasetNotFoundError):
+                    return _nothing(form)
         reader = BigQueryReader(bigquery=self.writer.bigquery)
         if form == "lazy":
             return reader.scan(source, columns, where)
@@ -322,6 +329,21 @@ def _no_row(connected: Connected, table: TableRef) -> str:
     """A filter that no row passes, and a table takes that requires one of its partitions."""
     every = every_row(partitioning_of(connected.admin.get(table)))
     return f"{every} AND FALSE" if every else "FALSE"
+
+
+def _nothing(form: str) -> Any:
+    """No rows, nor columns: what an asset that takes itself gets before its table is there."""
+    if form == "lazy":
+        import polars as pl
+
+        return pl.LazyFrame()
+    schema = pa.schema([])
+    session = ReadSession("", (), schema, schema, 0)
+    return _convert(Rows([session], _no_stream, lambda: Progress("reading")), form)
+
+
+def _no_stream(stream: str) -> StreamReader:
+    raise AssertionError(f"{stream} is of no session")
 
 
 def _convert(rows: Rows, form: str) -> Any:

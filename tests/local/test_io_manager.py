@@ -27,7 +27,7 @@ from dagster_bq_connector.errors import (
     UnsupportedError,
 )
 from dagster_bq_connector.read.rows import Rows
-from support.partitioned_assets import DAILY, ids, rows_of
+from support.partitioned_assets import DAILY, FORMS, as_table, ids, rows_of
 
 COLUMNS = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
 
@@ -449,6 +449,35 @@ def test_a_mapping_of_partitions_and_one_that_leads_nowhere(
     assert run(both, io_manager, selection=[day_before], partition_key="2026-08-01").success
     assert ids(taken["before"]) == []
     assert taken["before"].columns == ["id", "at", "day", "city", "amount"]
+
+
+@pytest.mark.parametrize("kind", [*FORMS.values(), pa.RecordBatchReader, Rows])
+def test_an_asset_that_takes_its_partition_before(
+    kind: Any, bigquery: BigQueryResource, staging: str, dataset: str
+) -> None:
+    """The first has none before it, and no table, nor dataset, either."""
+    writer = FileLoadsWriter(bigquery=bigquery, staging=staging, create_dataset=True)
+    io_manager = BigQueryIOManager(writer=writer, dataset=dataset)
+    with bigquery.get_client() as client:
+        client.delete_dataset(dataset)
+    back = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    taken: list[Any] = []
+
+    def total(context: dg.AssetExecutionContext, total: Any) -> pa.Table:
+        assert isinstance(total, kind)
+        taken.append(pa.table(total) if isinstance(total, Rows) else as_table(total))
+        return rows_of([context.partition_key], taken[-1].num_rows + 1)
+
+    total.__annotations__["total"] = kind
+    asset = dg.asset(
+        partitions_def=DAILY,
+        metadata={"partition_expr": "day"},
+        ins={"total": dg.AssetIn(partition_mapping=back)},
+    )(total)
+    for key in ("2026-08-01", "2026-08-02", "2026-08-03"):
+        assert run([asset], io_manager, partition_key=key).success
+    assert [rows.num_rows for rows in taken] == [0, 1, 2]
+    assert [rows.num_columns for rows in taken] == [0, 5, 5]
 
 
 def test_appending_adds_and_still_checks_the_partition(
