@@ -3,7 +3,7 @@
 import types
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 import pyarrow as pa
@@ -89,7 +89,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a writer that cannot do what `mode` asks, as soon as both are known."""
+        """Refuse what is no writer, or cannot do what `mode` asks, as soon as both are known."""
         super().model_post_init(context)
         self._check()
 
@@ -138,6 +138,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
                 partition it is empty and without columns instead.
             ConnectorError: As `BigQueryReader.read` raises them.
         """
+        self._check()
         upstream = context.upstream_output
         if upstream is None:
             raise ConfigurationError(
@@ -171,10 +172,20 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         return _convert(reader.read(source, columns, where), form)
 
     def _check(self) -> None:
-        writer: object = self.writer
-        if isinstance(writer, BigQueryWriter) and self.mode == "replace" and not writer.replaces:
+        writer: Any = cast(Any, self.writer)  # or what was passed instead
+        if isinstance(writer, dg.ResourceDefinition):  # a function: a run shows what it returns
+            return
+        # One that is configured at launch knows its class.
+        kind: type = getattr(writer, "resource_cls", type(writer))
+        if not issubclass(kind, BigQueryWriter):
+            given = "it has none" if writer is None else f"{kind.__name__} is none"
             raise ConfigurationError(
-                f"{type(writer).__name__} cannot replace what is there, and mode is 'replace': "
+                f"BigQueryIOManager needs a writer, and {given}: pass writer=FileLoadsWriter(...) "
+                'or, with mode="append", DefaultStreamWriter(...).'
+            )
+        if self.mode == "replace" and not kind.replaces:
+            raise ConfigurationError(
+                f"{kind.__name__} cannot replace what is there, and mode is 'replace': "
                 'use FileLoadsWriter, or mode="append".'
             )
 

@@ -612,6 +612,40 @@ def test_a_pandas_frame_keeps_its_types(io_manager: BigQueryIOManager) -> None:
     }
 
 
+def test_what_is_no_writer_is_refused(
+    bigquery: BigQueryResource, load_writer: FileLoadsWriter, reader: BigQueryReader, dataset: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"needs a writer, and it has none: pass writer="):
+        BigQueryIOManager(dataset=dataset)
+    with pytest.raises(ConfigurationError, match="needs a writer, and BigQueryResource is none"):
+        BigQueryIOManager(writer=bigquery, dataset=dataset)
+    later = DefaultStreamWriter.configure_at_launch()
+    with pytest.raises(ConfigurationError, match="DefaultStreamWriter cannot replace"):
+        BigQueryIOManager(writer=later, dataset=dataset)
+
+    @dg.asset
+    def table() -> pa.Table:
+        return COLUMNS
+
+    @dg.resource
+    def made() -> FileLoadsWriter:
+        return load_writer
+
+    @dg.resource
+    def no_writer() -> BigQueryReader:
+        return reader
+
+    def run_with(writer: dg.ResourceDefinition) -> bool:
+        io_manager = BigQueryIOManager(writer=writer, dataset=dataset)
+        return dg.materialize([table], resources={"w": writer, "io_manager": io_manager}).success
+
+    assert run_with(made)
+    with pytest.raises(dg.DagsterError) as caught:
+        run_with(no_writer)
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+    assert "needs a writer, and BigQueryReader is none" in str(caught.value.__cause__)
+
+
 def test_what_is_refused_says_why(
     io_manager: BigQueryIOManager, stream_writer: DefaultStreamWriter, dataset: str
 ) -> None:
