@@ -1,7 +1,7 @@
 """`BigQueryIOManager`: what assets return becomes tables, and tables become what assets take."""
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -155,7 +155,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         columns, where = _pushed_down(context)
         source: TableRef | RowSlice = table
         if context.has_asset_partitions:
-            expression = (upstream.definition_metadata or {}).get("partition_expr")
+            expression = _said(upstream.definition_metadata, "partition_expr")
             keys = list(context.asset_partition_keys)
             definition = context.asset_partitions_def
             partitions = AssetPartitions.of(table, definition, keys, expression)
@@ -192,10 +192,9 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
     def _address(
         self, context: dg.OutputContext | dg.InputContext, output: dg.OutputContext
     ) -> str:
-        metadata = output.definition_metadata or {}
         path = list(context.asset_key.path) if context.has_asset_key else []
         table = path[-1] if path else _op_table(output)
-        dataset = metadata.get("schema") or self.dataset or (path[-2] if len(path) > 1 else None)
+        dataset = _text(output, "schema") or self.dataset or (path[-2] if len(path) > 1 else None)
         if not dataset:
             raise ConfigurationError(
                 f"{_name(context)} has no dataset: set `dataset` on the IO manager, "
@@ -209,7 +208,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         """Partitions of the table when they are such; otherwise rows of it."""
         if not context.has_asset_partitions:
             return table
-        expression = (context.definition_metadata or {}).get("partition_expr")
+        expression = _said(context.definition_metadata, "partition_expr")
         definition, keys = context.asset_partitions_def, context.asset_partition_keys
         partitions = AssetPartitions.of(table, definition, keys, expression)
         whole = partitions.partitions()
@@ -260,7 +259,7 @@ def _known(context: dg.OutputContext | dg.InputContext, attribute: str) -> Any:
 
 def _op_table(output: dg.OutputContext) -> str:
     """The table of an op's output that is no asset."""
-    table, name = (output.definition_metadata or {}).get("table"), _known(output, "name")
+    table, name = _text(output, "table"), _known(output, "name")
     if table is None and name in (None, DEFAULT_OUTPUT):
         raise ConfigurationError(
             f"{_name(output)} has no name of its own, so that every such output would be the "
@@ -290,9 +289,8 @@ def _sharer(context: dg.OutputContext) -> str | None:
 
 def _place(definition: Any) -> tuple[object, ...]:
     """Where an output of an op is stored."""
-    metadata = definition.metadata or {}
-    table = metadata.get("table") or definition.name
-    return definition.io_manager_key, metadata.get("schema"), table
+    table, dataset = (_said(definition.metadata, key) for key in ("table", "schema"))
+    return definition.io_manager_key, dataset, table or definition.name
 
 
 def _is_mapped(context: dg.OutputContext) -> bool:
@@ -302,15 +300,29 @@ def _is_mapped(context: dg.OutputContext) -> bool:
 
 def _pushed_down(context: dg.InputContext) -> tuple[Sequence[str] | None, str | None]:
     """The columns and the filter that the metadata of an input ask for."""
-    metadata = context.definition_metadata or {}
-    columns, where = metadata.get("columns"), metadata.get("where")
-    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
+    columns = _said(context.definition_metadata, "columns")
+    listed = isinstance(columns, Sequence) and not isinstance(columns, str)
+    if columns is not None and not (listed and all(isinstance(name, str) for name in columns)):
         raise ConfigurationError(
-            f"columns={columns!r} of {_input_name(context)}: write a list of column names."
+            f"{_input_name(context)} has the metadata columns={columns!r}: write a list of column "
+            "names."
         )
-    if where is not None and not isinstance(where, str):
-        raise ConfigurationError(f"where={where!r} of {_input_name(context)}: write SQL.")
-    return columns, where
+    return columns, _text(context, "where")
+
+
+def _text(context: dg.OutputContext | dg.InputContext, key: str) -> str | None:
+    """An entry of the metadata that is text."""
+    value = _said(context.definition_metadata, key)
+    if value is None or isinstance(value, str):
+        return value
+    owner = _input_name(context) if isinstance(context, dg.InputContext) else _name(context)
+    raise ConfigurationError(f"{owner} has the metadata {key}={value!r}: write it as text.")
+
+
+def _said(metadata: Mapping[str, Any] | None, key: str) -> Any:
+    """An entry of metadata, also of one that was given as a `MetadataValue`."""
+    value = (metadata or {}).get(key)
+    return value.value if isinstance(value, dg.MetadataValue) else value
 
 
 def _form(context: dg.InputContext) -> str:
