@@ -20,6 +20,7 @@ from dagster_bq_connector.table.slice import TableSlice, TimeFilter, Window
 
 Filter: TypeAlias = KeyFilter | TimeFilter
 
+_BETWEEN_DIMENSIONS = "|"
 _COLUMN = re.compile(r"\w+")
 _TIMES: dict[str, tuple[Granularity, ...]] = {
     "DATE": ("day", "month", "year"),
@@ -123,9 +124,10 @@ class AssetPartitions:
             if isinstance(definition, dg.MultiPartitionsDefinition):
                 pairs = ", ".join(f'"{name}": "<its column>"' for name in definitions)
                 example = f"{{{pairs}}}"
+            found = "" if expression is None else f", but partition_expr={expression!r}"
             raise ConfigurationError(
                 f"The asset of {table} has partitions, and its metadata does not say which column "
-                f'they are of: set metadata={{"partition_expr": {example}}} on the asset.'
+                f'they are of{found}: set metadata={{"partition_expr": {example}}} on the asset.'
             )
         dimensions = {name: Dimension(columns[name], definitions[name]) for name in definitions}
         return cls(table, dimensions, tuple(keys))
@@ -167,9 +169,14 @@ class AssetPartitions:
         """The key of each dimension."""
         if list(self.dimensions) == [""]:
             return [key]
-        if not isinstance(key, dg.MultiPartitionKey):
-            raise PartitionError(f"{key!r} of {self.table} is no key of several dimensions.")
-        return [key.keys_by_dimension[name] for name in self.dimensions]
+        if isinstance(key, dg.MultiPartitionKey):
+            return [key.keys_by_dimension[name] for name in self.dimensions]
+        # Some partition mappings give it as text, in the order of the definition's dimensions.
+        parts = key.split(_BETWEEN_DIMENSIONS)
+        if len(parts) != len(self.dimensions):
+            names = _BETWEEN_DIMENSIONS.join(f"<{name}>" for name in self.dimensions)
+            raise PartitionError(f"{key!r} of {self.table} is no key of {names}.")
+        return parts
 
 
 def _says(expression: object) -> bool:
