@@ -46,7 +46,8 @@ AS_IT_IS = Creation(tables=False, why_not="It was dropped while rows were append
 class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     """Writes tables. What writes is chosen by choosing one of its subclasses.
 
-    Assets ask for this class; the definitions pass a `DefaultStreamWriter` or a `FileLoadsWriter`.
+    Assets ask for this class; the definitions pass a `DefaultStreamWriter`, an
+    `ExactlyOnceWriter` or a `FileLoadsWriter`.
 
     Attributes:
         bigquery (BigQueryResource): The connection, ours or that of dagster_gcp.
@@ -287,14 +288,17 @@ class DefaultStreamWriter(BigQueryWriter):
         options: TableOptions | None,
         key: WriteKey,
     ) -> WriteResult:
-        raise UnsupportedError("The default stream only adds rows: replace with FileLoadsWriter.")
+        raise UnsupportedError(
+            "The default stream only adds rows: replace with ExactlyOnceWriter or FileLoadsWriter."
+        )
 
 
 class FileLoadsWriter(BigQueryWriter):
     """Writes by load jobs from Parquet files, which it stages in Cloud Storage and then deletes.
 
-    Load jobs are atomic; by Google's documentation they are free, and a table takes 1,500 of them
-    a day. When rows fail, nothing is written.
+    Exactly once: a load job is atomic, and its id is made from the write key, so that a write that
+    is tried again finds its job. By Google's documentation load jobs are free, and a table takes
+    1,500 of them a day. When rows fail, nothing is written.
 
     A `RowSlice`, and columns of JSON, RANGE and INTERVAL, which no load job takes from Parquet, are
     loaded into a staging table of the same dataset, and written from there by one transaction. Its

@@ -69,6 +69,12 @@ def test_replacing_twice_leaves_the_rows_once(
     ]
 
 
+def test_a_long_append(environment: None, reader: BigQueryReader) -> None:
+    materialize(run("long_append.py")["defs"])
+    pages = reader.read("shop.page_events").to_arrow()["page"].to_pylist()
+    assert sorted(pages) == [1, 2, 3]
+
+
 def test_the_io_manager(environment: None, bucket: None, reader: BigQueryReader) -> None:
     snippet = run("io_manager.py")
     for _ in range(2):
