@@ -175,11 +175,14 @@ def fits(slice_: TableSlice, columns: Sequence[bigquery.SchemaField]) -> bool:
 
 
 def granularity_of(window: Window) -> Granularity | None:
-    """Whether a window is an hour, day or month of its own calendar; None when it is no such."""
+    """Whether a window is an hour, or a day or month of its own calendar; None when it is no such.
+
+    An hour is one that passes: when the clocks change, they do not show how long it was.
+    """
     start, end = window.start.replace(tzinfo=None), window.end.replace(tzinfo=None)
     if (start.minute, start.second, start.microsecond) != (0, 0, 0):
         return None
-    if end - start == timedelta(hours=1):
+    if window.length == timedelta(hours=1):
         return "hour"
     if start.hour:
         return None

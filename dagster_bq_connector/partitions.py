@@ -104,12 +104,12 @@ class DailyTable:
         slice_ = self.for_keys(keys)
         if isinstance(definition, dg.TimeWindowPartitionsDefinition):
             for key, window in slice_.windows:
-                theirs = definition.time_window_for_partition_key(key)
-                if (theirs.start, theirs.end) != (window.start, window.end):
+                found = definition.time_window_for_partition_key(key)
+                theirs = Window(found.start, found.end)
+                if theirs != window:
                     raise PartitionError(
-                        f"Partition {key!r} of the asset is {Window(theirs.start, theirs.end)}, "
-                        f"and of {self} it is {window}: use {self.table}'s partitions_def() for "
-                        "the asset."
+                        f"Partition {key!r} of the asset is {theirs}, and of {self} it is "
+                        f"{window}: use {self.table}'s partitions_def() for the asset."
                     )
         return slice_
 

@@ -29,12 +29,33 @@ _ID_LENGTH: dict[Granularity, int] = {"hour": 10, "day": 8, "month": 6, "year": 
 _UTC = ZoneInfo("UTC")
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """The time from `start` up to before `end`; both know their time zone."""
+    """The time from `start` up to before `end`; both know their time zone.
+
+    Windows of the same instants are equal. Python compares two datetimes of one zone by what its
+    clocks show, which is the same twice when they go back.
+    """
 
     start: datetime
     end: datetime
+
+    @property
+    def instants(self) -> tuple[datetime, datetime]:
+        """Its ends in UTC, which can be compared."""
+        return self.start.astimezone(_UTC), self.end.astimezone(_UTC)
+
+    @property
+    def length(self) -> timedelta:
+        """The time that passes in it, whatever the clocks show."""
+        start, end = self.instants
+        return end - start
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Window) and self.instants == other.instants
+
+    def __hash__(self) -> int:
+        return hash(self.instants)
 
     def __str__(self) -> str:
         return f"[{self.start.isoformat()}, {self.end.isoformat()})"
@@ -99,7 +120,7 @@ class TimeFilter:
 
     def _end(self, moment: datetime, type_name: str) -> date:
         if type_name == "TIMESTAMP":
-            return moment
+            return moment.astimezone(_UTC)
         if type_name == "DATETIME":
             return moment.replace(tzinfo=None)
         if type_name == "DATE":
@@ -352,9 +373,14 @@ def _following(start: datetime, granularity: Granularity) -> datetime:
 def _merged(windows: tuple[Window, ...]) -> list[Window]:
     """Windows that touch become one: a filter of 31 days is one range."""
     merged: list[Window] = []
-    for window in sorted(windows):
-        if merged and merged[-1].end >= window.start:
-            merged[-1] = Window(merged[-1].start, max(merged[-1].end, window.end))
+    reached = datetime.min.replace(tzinfo=_UTC)
+    for (start, end), window in sorted(
+        ((window.instants, window) for window in windows), key=lambda found: found[0]
+    ):
+        if merged and start <= reached:
+            if end > reached:
+                merged[-1] = Window(merged[-1].start, window.end)
         else:
             merged.append(window)
+        reached = max(reached, end)
     return merged

@@ -10,6 +10,7 @@ import pytest
 from google.cloud import bigquery
 
 from dagster_bq_connector import DailyTable, TableOptions, TableRef, TimePartitioning
+from dagster_bq_connector.asset_slices import granularity_of
 from dagster_bq_connector.errors import ConfigurationError, InvalidNameError, PartitionError
 from dagster_bq_connector.table.slice import TableSlice, TimeFilter, Window, window_of
 
@@ -268,3 +269,41 @@ def test_a_daily_table_that_cannot_be() -> None:
             DailyTable("d.t", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="decides the partitioning"):
         DailyTable("d.t", options=TableOptions(partitioning=TimePartitioning()))
+
+
+def hours(*keys: str) -> TimeFilter:
+    daily = DailyTable("d.t", column="c", timezone="Europe/Berlin", granularity="hour")
+    return daily.for_keys(keys).filter
+
+
+def test_windows_are_instants_when_an_hour_comes_twice() -> None:
+    """Python takes 02:30 for 02:30, whichever of the two it is."""
+    starts = [dt.datetime(2026, 10, 25, 2, tzinfo=BERLIN, fold=fold) for fold in (0, 1)]
+    first, second = (Window(start, start.replace(minute=30)) for start in starts)
+    assert first.start == second.start
+    assert first != second
+    assert len({first, second, Window(first.start, first.end)}) == 2
+    assert second.length == dt.timedelta(minutes=30)
+    assert Window(*starts).length == dt.timedelta(hours=1)
+    assert granularity_of(Window(*starts)) == "hour"
+
+
+@pytest.mark.parametrize(
+    ("keys", "spans"),
+    [
+        (["02:00"], [(0, 1)]),
+        (["02:00+0100"], [(1, 2)]),
+        (["01:00", "02:00"], [(-1, 1)]),
+        (["02:00+0100", "02:00"], [(0, 2)]),
+        (["01:00", "02:00+0100"], [(-1, 0), (1, 2)]),
+        (["02:00", "03:00"], [(0, 1), (2, 3)]),
+    ],
+)
+def test_hours_that_touch_become_one(keys: list[str], spans: list[tuple[int, int]]) -> None:
+    midnight = dt.datetime(2026, 10, 25, tzinfo=dt.UTC)
+    expected = [
+        f"(`c` >= TIMESTAMP '{midnight + dt.timedelta(hours=start)}'"
+        f" AND `c` < TIMESTAMP '{midnight + dt.timedelta(hours=end)}')"
+        for start, end in spans
+    ]
+    assert hours(*[f"2026-10-25-{key}" for key in keys]).sql("TIMESTAMP") == " OR ".join(expected)
