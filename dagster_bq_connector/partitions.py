@@ -12,7 +12,8 @@ import dagster as dg
 from dagster_bq_connector.errors import ConfigurationError, PartitionError
 from dagster_bq_connector.table.options import TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
-from dagster_bq_connector.table.slice import INGESTION_TIME, TableSlice, TimeFilter, Window
+from dagster_bq_connector.table.slice import INGESTION_TIME, TableSlice, TimeFilter
+from dagster_bq_connector.table.window import Window
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 

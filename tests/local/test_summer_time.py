@@ -7,9 +7,11 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from dagster_bq_connector import BigQueryIOManager, BigQueryReader, DailyTable, FileLoadsWriter
+from dagster_bq_connector.errors import PartitionError
 
 ZONE = "Europe/Berlin"
 # A schedule, and from when to when it is looked at: the clocks go from 03:00 back to 02:00.
@@ -126,3 +128,43 @@ def test_hours_of_a_daily_table_together_and_apart(
     beside = quarters(*definition.time_window_for_partition_key(two))
     assert load_writer.replace(beside, hourly.for_keys([two])).partitions == {two: 4}
     assert moments(reader.read(f"{dataset}.t").to_arrow()) == everything
+
+
+@pytest.mark.parametrize("expression", ["at", "DATETIME_ADD(at, INTERVAL 0 DAY)"])
+def test_a_datetime_does_not_tell_two_hours_apart(
+    expression: str, io_manager: BigQueryIOManager, reader: BigQueryReader, dataset: str
+) -> None:
+    """Neither is written nor read alone; both are read together."""
+    definition = partitions("hours")
+    one, two, again, three = definition.get_partition_keys()
+    taken: dict[str, pa.Table] = {}
+
+    @dg.asset(partitions_def=definition, metadata={"partition_expr": expression})
+    def table(context: dg.AssetExecutionContext) -> pa.Table:
+        window = context.partition_time_window
+        rows = quarters(window.start, window.end)
+        zoned = rows["at"].cast(pa.timestamp("us", ZONE))
+        return pa.table({"at": pc.local_timestamp(zoned)})
+
+    @dg.asset(partitions_def=definition)
+    def same(table: pa.Table) -> None: ...
+
+    three_hours = dg.SpecificPartitionsPartitionMapping([two, again, three])
+
+    @dg.asset(ins={"table": dg.AssetIn(partition_mapping=three_hours)})
+    def together(table: pa.Table) -> None:
+        taken["rows"] = table
+
+    def run(asset: dg.AssetsDefinition, key: str | None = None) -> None:
+        resources = {"io_manager": io_manager}
+        every = [table, same, together]
+        dg.materialize(every, selection=[asset], partition_key=key, resources=resources)
+
+    for key in (one, three):
+        run(table, key)
+    for asset, key in itertools.product((table, same), (two, again)):
+        with pytest.raises(PartitionError, match="clocks of Europe/Berlin show twice"):
+            run(asset, key)
+    assert reader.read(f"{dataset}.table").to_arrow().num_rows == 8
+    run(together)
+    assert taken["rows"].num_rows == 4
