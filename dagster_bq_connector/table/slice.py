@@ -28,6 +28,7 @@ from dagster_bq_connector.table.window import Window, comes_twice, merged_window
 INGESTION_TIME = "_PARTITIONTIME"
 _ID_LENGTH: dict[Granularity, int] = {"hour": 10, "day": 8, "month": 6, "year": 4}
 _UTC = ZoneInfo("UTC")
+_HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class TimeFilter:
             raise PartitionError(f"No window of time was given for column {self.column!r}.")
         if type_name in ("STRING", "INTEGER"):
             return f"{name} IN ({', '.join(map(literal, self.values(type_name)))})"
-        shortest = min(window.length for window in self.windows)
-        bounds = [self._bounds(w, type_name, shortest) for w in merged_windows(self.windows)]
+        by_hour = any(window.length <= _HOUR for window in self.windows)
+        bounds = [self._bounds(w, type_name, by_hour) for w in merged_windows(self.windows)]
         return " OR ".join(
             f"({name} >= {literal(start)} AND {name} < {literal(end)})" for start, end in bounds
         )
@@ -80,13 +81,13 @@ class TimeFilter:
         Raises:
             PartitionError: As `sql` does.
         """
-        return self._bounds(window, type_name, window.length)
+        return self._bounds(window, type_name, window.length <= _HOUR)
 
-    def _bounds(self, window: Window, type_name: str, shortest: timedelta) -> tuple[date, date]:
+    def _bounds(self, window: Window, type_name: str, by_hour: bool) -> tuple[date, date]:
         # Longer partitions than an hour have no key for the second time that the clocks show: all
         # the rows of that time are of one of them.
-        short = type_name == "DATETIME" and shortest <= timedelta(hours=1)
-        if short and (comes_twice(window.start) or comes_twice(window.end)):
+        strict = by_hour and type_name == "DATETIME"
+        if strict and (comes_twice(window.start) or comes_twice(window.end)):
             raise PartitionError(
                 f"Column {self.column!r} is a DATETIME, and {window} begins or ends at a time that "
                 f"the clocks of {window.start.tzinfo} show twice when they go back, so its rows "
