@@ -16,7 +16,8 @@ from dagster_bq_connector.schema.types import wire_field
 from dagster_bq_connector.table.options import Granularity, TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import KeyFilter, RowSlice
-from dagster_bq_connector.table.slice import TableSlice, TimeFilter, Window
+from dagster_bq_connector.table.slice import TableSlice, TimeFilter
+from dagster_bq_connector.table.window import Window
 
 Filter: TypeAlias = KeyFilter | TimeFilter
 

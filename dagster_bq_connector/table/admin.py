@@ -108,7 +108,7 @@ class TableAdmin:
         try:
             return self._client.get_table(ref.at(None).to_api(), **self._options)
         except REST_ERRORS as error:
-            raise explain(error, f"Table {ref}") from error
+            raise explain(error, f"Table {ref}", self._client.location) from error
 
     def draft(
         self,
@@ -192,7 +192,7 @@ class TableAdmin:
             job = self._client.query(query, job_config=config, job_retry=None, **self._options)
         except REST_ERRORS as error:
             if classify(error) is not Fault.REFUSED:
-                raise explain(error, f"Table {ref}") from error
+                raise explain(error, f"Table {ref}", self._client.location) from error
             raise PartitionError(
                 f"{expression!r} is neither a column of {ref} nor an expression over its columns: "
                 f"{error_text(error)}"
@@ -219,7 +219,7 @@ class TableAdmin:
         try:
             return _ensured(ref, Backoff(deadline=self._deadline).call(add, {Fault.STALE}))
         except REST_ERRORS as error:
-            raise explain(error, f"Table {ref}") from error
+            raise explain(error, f"Table {ref}", self._client.location) from error
 
     def _create(
         self,
@@ -238,7 +238,7 @@ class TableAdmin:
             if classify(error) is Fault.DATASET_MISSING and creation.datasets:
                 self._create_dataset(ref)
                 return self._create(ref, columns, options, replace(creation, datasets=False))
-            raise explain(error, f"Table {ref}") from error
+            raise explain(error, f"Table {ref}", self._client.location) from error
 
     def _create_dataset(self, ref: TableRef) -> None:
         dataset = bigquery.Dataset(bigquery.DatasetReference(ref.to_api().project, ref.dataset))

@@ -98,7 +98,10 @@ def refuse_long(sql: str, what: object) -> str:
     if (size := len(sql.encode())) > MAX_SQL_BYTES:
         raise PartitionError(
             f"{what}: the filter of these partitions has {size:,} bytes, and BigQuery takes "
-            f"{MAX_SQL_BYTES:,}: run fewer partitions at a time."
+            f"{MAX_SQL_BYTES:,}: take fewer partitions at a time. Neighbouring times are one "
+            "range, so an expression that makes times of text is short, such as "
+            "PARSE_TIMESTAMP('%Y-%m-%d-%H:%M', hour). BigQueryReader.read(table) reads the whole "
+            "table, without a filter."
         )
     return sql
 

@@ -291,6 +291,8 @@ def test_a_filter_beside_partitions(
     load_writer.replace(rows, daily.for_keys(DAYS))
     some = reader.read(daily.for_keys(DAYS[:2]), where="n > 1 OR n < 0", columns=["n"])
     assert some.to_arrow()["n"].to_pylist() == [2]
+    commented = reader.read(daily.for_keys(DAYS[:2]), where="n > 1 -- not the first")
+    assert commented.to_arrow()["n"].to_pylist() == [2]
     window = daily.for_keys([DAYS[1]]).filter
     numbers = regions(name, "1", "2", column="n")
     assert reader.read(numbers, where=window).to_arrow()["n"].to_pylist() == [2]

@@ -177,9 +177,11 @@ def test_a_call_that_failed_carries_its_storage_code(storage, channel) -> None:
 
 
 def test_explain_names_the_thing_and_the_remedy() -> None:
-    missing = explain(api.NotFound("GET http://x: Not found: Dataset p:d"), "Table p.d.t")
+    not_found = api.NotFound("GET http://x: Not found: Dataset p:d")
+    missing = explain(not_found, "Table p.d.t", "US")
     assert isinstance(missing, DatasetNotFoundError)
-    assert "bq mk --location=EU --dataset p:d" in str(missing)
+    assert "(bq mk --location=US --dataset p:d)" in str(missing)
+    assert "--location=LOCATION" in str(explain(not_found, "Table p.d.t"))
     assert "create_dataset=True" in str(missing)
     gone = explain(requests.ConnectionError("refused"), "Table p.d.t")
     assert isinstance(gone, UnreachableError)
