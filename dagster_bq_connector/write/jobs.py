@@ -176,7 +176,7 @@ def _inserted(
                 return settings.client.get_job(job_id, location=settings.location, **options)
             except REST_ERRORS as lost:
                 raise explain(lost, what) from lost
-        raise explain(error, what, client.location) from error
+        raise explain(error, what, settings.client.location) from error
     except BaseException:
         once: Any = {"retry": None, "timeout": 5.0}
         with contextlib.suppress(*REST_ERRORS):

@@ -12,7 +12,6 @@ import pytest
 from google.cloud import bigquery
 
 from dagster_bq_connector import DailyTable, TableOptions, TableRef, TimePartitioning
-from dagster_bq_connector.asset_slices import granularity_of
 from dagster_bq_connector.errors import ConfigurationError, InvalidNameError, PartitionError
 from dagster_bq_connector.table.slice import TableSlice, TimeFilter, window_of
 from dagster_bq_connector.table.window import Window
@@ -288,7 +287,6 @@ def test_windows_are_instants_when_an_hour_comes_twice() -> None:
     assert len({first, second, Window(first.start, first.end)}) == 2
     assert second.length == dt.timedelta(minutes=30)
     assert Window(*starts).length == dt.timedelta(hours=1)
-    assert granularity_of(Window(*starts)) == "hour"
 
 
 @pytest.mark.parametrize(
