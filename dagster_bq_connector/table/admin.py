@@ -62,6 +62,7 @@ class EnsuredTable:
         partitioning: How it is partitioned, without the expiration of its partitions.
         encryption: The customer's key that encrypts it, if one does.
         location: Where its dataset is.
+        unchanged: Seconds since it was last changed; None when it was created now.
     """
 
     ref: TableRef
@@ -70,6 +71,7 @@ class EnsuredTable:
     partitioning: Partitioning = None
     encryption: bigquery.EncryptionConfiguration | None = None
     location: str | None = None
+    unchanged: float | None = None
 
 
 class TableAdmin:
@@ -116,9 +118,10 @@ class TableAdmin:
             DatasetNotFoundError: Its dataset is missing and may not be created.
             TableMismatchError: It exists with another layout.
         """
-        ref = ref.at(None)
+        ref, changed = ref.at(None), None
         try:
             table = self.get(ref)
+            changed = table.modified
         except DatasetNotFoundError:
             if not creation.datasets:
                 raise
@@ -133,10 +136,9 @@ class TableAdmin:
             )
         if options and options.evolution == "add":
             table = self._add_columns(ref, table, columns())
-        now = datetime.datetime.now(datetime.UTC)
-        age = (now - (table.created or now)).total_seconds()
         layout, encryption = partitioning_of(table), table.encryption_configuration
-        return EnsuredTable(ref, table.schema, age, layout, encryption, table.location)
+        age, unchanged = _seconds_since(table.created) or 0.0, _seconds_since(changed)
+        return EnsuredTable(ref, table.schema, age, layout, encryption, table.location, unchanged)
 
     def expression_type(self, ref: TableRef, partitioning: Partitioning, expression: str) -> str:
         """The type of a SQL expression over the columns of a table, found by a dry run.
@@ -213,3 +215,7 @@ class TableAdmin:
             self._client.create_dataset(dataset, exists_ok=True, **self._options)
         except REST_ERRORS as error:
             raise explain(error, f"Dataset {ref.project}.{ref.dataset}") from error
+
+
+def _seconds_since(moment: datetime.datetime | None) -> float | None:
+    return (datetime.datetime.now(datetime.UTC) - moment).total_seconds() if moment else None
