@@ -18,8 +18,10 @@ DAY = 86_400.0
 LOADS_A_DAY = 1_500
 WARN_AT = 1_200  # jobs of this process: what is left is for those that it does not see
 WARN_EVERY = 100
+SLACK = 5.0  # seconds between the clock of BigQuery and ours
 
 _started: defaultdict[TableRef, deque[float]] = defaultdict(deque)
+_ended: dict[TableRef, float] = {}
 _lock = threading.Lock()
 
 
@@ -39,7 +41,7 @@ def note_loads(table: TableRef, jobs: int, unchanged: float | None) -> str | Non
         started = _started[table]
         while started and started[0] <= now - DAY:
             started.popleft()
-        since = now - started[-1] if started else DAY
+        since = now - _ended[table] if table in _ended else DAY
         before = len(started)
         started.extend([now] * jobs)
     counted = before + jobs
@@ -51,9 +53,16 @@ def note_loads(table: TableRef, jobs: int, unchanged: float | None) -> str | Non
             f"{remedy}"
         )
     pace = DAY / LOADS_A_DAY
-    if unchanged is not None and unchanged < min(pace, since):
+    if unchanged is not None and unchanged < min(pace, since - SLACK):
         return (
-            f"{table} was changed {unchanged:.0f} s ago by someone else. If those are load jobs "
-            f"too, and go on like this, they are more than one in {pace:.0f} s: {limit}. {remedy}"
+            f"{table} was changed {unchanged:.0f} s ago, and by no load job of this process. If "
+            f"that was one too, and they go on like this, they are more than one in {pace:.0f} s: "
+            f"{limit}. {remedy}"
         )
     return None
+
+
+def note_end(table: TableRef) -> None:
+    """Load jobs of this process are over: the table was last changed by them."""
+    with _lock:
+        _ended[table] = time.monotonic()

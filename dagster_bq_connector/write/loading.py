@@ -26,7 +26,7 @@ from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.write.bucket import File
 from dagster_bq_connector.write.jobs import PARQUET, JobSettings, Source, start_copy, start_load
 from dagster_bq_connector.write.load_errors import load_error
-from dagster_bq_connector.write.load_pace import note_loads
+from dagster_bq_connector.write.load_pace import note_end, note_loads
 from dagster_bq_connector.write.parts import in_parts, rows_in, temporary_load
 from dagster_bq_connector.write.proof import Outcome, Provers, Work
 from dagster_bq_connector.write.targets import Target, Targets
@@ -68,8 +68,8 @@ class Loading:
         plan = {target.id: in_parts(files[target.id]) for target in self.targets.targets}
         for target in self.targets.targets:
             _check_parts(target, len(plan[target.id]))
-        self._note_pace()
         tables = StagingTables(self._settings)
+        self._note_pace()
         try:
             copies = self._fill(plan, tables, outcome)
             self.provers.run(
@@ -79,6 +79,8 @@ class Loading:
                 ]
             )
         finally:
+            for table in {target.ref.at(None) for target in self.targets.targets}:
+                note_end(table)
             tables.drop()
 
     @property
