@@ -5,8 +5,8 @@ of a table's metadata holds one lock, and so does the step that takes a job id. 
 process left running are ended: nobody else would ever end them. Upstream's etag is a digest of what
 it stores, and columns are stored elsewhere: ALTER TABLE gives a new time of change, so a new etag.
 
-A patch of the schema adds fields to structs too, where upstream adds columns only. A table is in the
-location of its dataset.
+A patch of the schema adds fields to structs too, where upstream adds columns only. A table is in
+the location of its dataset.
 
 Seams: `tables._alter`, `tables.defaults`, `tables.create/update/annotate/delete`, `ddl.apply`,
 `datasets.create/update`, `runner.submit`, `query._run` for ALTER TABLE, and the registry
