@@ -52,6 +52,10 @@ class UnsupportedError(ConnectorError):
     """The write method cannot do what was asked. Raised before anything is written."""
 
 
+class SourceFileError(ConnectorError):
+    """A file to be loaded that is missing, or is not what it should be. Nothing was changed."""
+
+
 class WriteKeyError(ConnectorError):
     """A write key that is missing, or that was used for another write. Nothing was changed."""
 

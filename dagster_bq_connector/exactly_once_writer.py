@@ -25,8 +25,8 @@ from dagster_bq_connector.write_keys import place_of
 from dagster_bq_connector.writers import (
     BigQueryWriter,
     check_connections,
+    check_options,
     labels_of,
-    refuse_other_options,
     resolved,
 )
 
@@ -98,7 +98,7 @@ class ExactlyOnceWriter(BigQueryWriter):
                     write.checkpoint(chunk.end)
             ```
         """
-        refuse_other_options(options)
+        check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "append", table, key)
         target = resolved(connected, table)

@@ -1,12 +1,14 @@
 """The writers: one abstract resource, and one class for each write method."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import dagster as dg
 import dagster_gcp
+import pyarrow as pa
+from google.cloud.bigquery import SchemaField
 from pydantic import Field
 
 from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
@@ -21,11 +23,9 @@ from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
-from dagster_bq_connector.write import default_stream, file_loads
-from dagster_bq_connector.write.jobs import JobSettings
+from dagster_bq_connector.write import default_stream
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
-from dagster_bq_connector.write.staging import Staging
 from dagster_bq_connector.write.targets import (
     FindDraft,
     Targets,
@@ -40,6 +40,7 @@ from dagster_bq_connector.write_keys import write_key
 # Beyond that a process has no use for more: it cannot fill these.
 MAX_CONNECTIONS = 64
 Slice = TableSlice | RowSlice
+WITHOUT_SCHEMA = "Files alone do not say its columns: create it, or pass schema=."
 AS_IT_IS = Creation(tables=False, why_not="It was dropped while rows were appended.")
 
 
@@ -100,7 +101,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
                 apart; or the key was used for something else.
             UnreachableError: No answer within the deadline.
         """
-        refuse_other_options(options)
+        check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "append", table, key)
         return MaterializedWrite.of(self._append(connected, data, table, options, identity))
@@ -134,7 +135,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             RefusedError: BigQuery refused jobs; of several partitions the error says which.
             ConnectorError: As for `append`; no row was written.
         """
-        refuse_other_options(options)
+        check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "replace", table, key)
         return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
@@ -179,7 +180,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         streamed: bool = False,
     ) -> Targets:
         """Where the rows go by jobs, from files or from a staging table that streams fill."""
-        find = self._drafts(connected, data)
+        find = self._drafts(connected, data.schema)
         if isinstance(table, TableSlice):
             return of_slice(table.resolve(connected.project), find, options, streamed)
         if isinstance(table, RowSlice):
@@ -205,24 +206,29 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         if slice_:
             check_streamable(slice_)
         layout = slice_.options if slice_ else None
-        draft = self._drafts(connected, data)(ref, options or layout)
+        draft = self._drafts(connected, data.schema)(ref, options or layout)
         return of_stream(slice_, draft) if slice_ else (draft.make(), None)
 
-    def _drafts(self, connected: Connected, data: Batches) -> FindDraft:
-        """Finds tables for this data, or what they will be."""
+    def _drafts(self, connected: Connected, schema: pa.Schema | None) -> FindDraft:
+        """Finds tables for data of a schema, or what they will be."""
         creation = Creation(tables=self.create_table, datasets=self.create_dataset)
+        if schema is None:
+            creation = Creation(tables=False, why_not=WITHOUT_SCHEMA)
+
+        def columns() -> Sequence[SchemaField]:
+            return table_fields(schema) if schema is not None else ()
 
         def find(ref: TableRef, options: TableOptions | None) -> Draft:
             allowed = creation
-            if ref.partition and not (options and options.partitioning):
+            if schema is not None and ref.partition and not (options and options.partitioning):
                 why_not = (
                     "How it would be partitioned is not known: pass options with a partitioning."
                 )
                 allowed = Creation(tables=False, why_not=why_not)
-            columns = partial(table_fields, data.schema)
             draft = connected.admin.draft(ref, columns, options, allowed)
-            if draft.given:  # no table gets a column for data that does not fit the others
-                Conformer(data.schema, draft.table.columns)
+            if draft.given and schema is not None:
+                # No table gets a column for data that does not fit the others.
+                Conformer(schema, draft.table.columns)
             return draft
 
         return find
@@ -293,61 +299,6 @@ class DefaultStreamWriter(BigQueryWriter):
         )
 
 
-class FileLoadsWriter(BigQueryWriter):
-    """Writes by load jobs from Parquet files, which it stages in Cloud Storage and then deletes.
-
-    Exactly once: a load job is atomic, and its id is made from the write key, so that a write that
-    is tried again finds its job. By Google's documentation load jobs are free, and a table takes
-    1,500 of them a day. When rows fail, nothing is written.
-
-    A `RowSlice`, and columns of JSON, RANGE and INTERVAL, which no load job takes from Parquet, are
-    loaded into a staging table of the same dataset, and written from there by one transaction. Its
-    queries are billed as such. A transaction that another one excludes is tried again. When the
-    process dies, the staging table is dropped by BigQuery a day later.
-    """
-
-    staging: str = Field(description="gs://bucket or gs://bucket/prefix for the files.")
-
-    def _append(
-        self,
-        connected: Connected,
-        data: Data,
-        table: Destination,
-        options: TableOptions | None,
-        key: WriteKey,
-    ) -> WriteResult:
-        return self._load(connected, data, table, options, key, "append")
-
-    def _replace(
-        self,
-        connected: Connected,
-        data: Data,
-        table: Destination,
-        options: TableOptions | None,
-        key: WriteKey,
-    ) -> WriteResult:
-        return self._load(connected, data, table, options, key, "replace")
-
-    def _load(
-        self,
-        connected: Connected,
-        data: Data,
-        table: Destination,
-        options: TableOptions | None,
-        key: WriteKey,
-        operation: Operation,
-    ) -> WriteResult:
-        batches, deadline = open_data(data), connected.deadline
-        billing, clients = connected.billing_project, connected.clients
-        staging = Staging(clients, billing, self.staging, key.attempt, deadline)
-        targets = self._targets(connected, batches, table, options, operation)
-        settings = JobSettings(
-            connected.rest, targets.location, key, operation, labels_of(connected), deadline
-        )
-        with Progress(f"Loading into {targets.table}", log()) as progress:
-            return file_loads.load(settings, staging, targets, batches, progress)
-
-
 def check_connections(connections: int) -> None:
     """Refuse a number of connections that helps nobody.
 
@@ -372,8 +323,8 @@ def resolved(connected: Connected, table: Destination) -> TableRef | Slice:
     return connected.resolve(table)
 
 
-def refuse_other_options(options: object) -> None:
-    """Refuse what is no TableOptions.
+def check_options(options: object) -> None:
+    """Refuse what is no layout of a table.
 
     Raises:
         ConfigurationError: It is none.

@@ -63,6 +63,7 @@ class EnsuredTable:
         partitioning: How it is partitioned, without the expiration of its partitions.
         encryption: The customer's key that encrypts it, if one does.
         location: Where its dataset is.
+        unchanged: Seconds since it was last changed; None when it was created now.
     """
 
     ref: TableRef
@@ -71,6 +72,7 @@ class EnsuredTable:
     partitioning: Partitioning = None
     encryption: bigquery.EncryptionConfiguration | None = None
     location: str | None = None
+    unchanged: float | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class TableAdmin:
             make = partial(self._create, ref, given, options, creation)
             return Draft(_ensured(ref, new), given, make)
         _check_layout(ref, there, options)
-        table = _ensured(ref, there)
+        table = _ensured(ref, there, there.modified)
         if not options or options.evolution != "add":
             return Draft(table, (), lambda: table)
         wanted = columns()
@@ -268,8 +270,13 @@ def _check_layout(ref: TableRef, table: bigquery.Table, options: TableOptions | 
         )
 
 
-def _ensured(ref: TableRef, table: bigquery.Table) -> EnsuredTable:
-    now = datetime.datetime.now(datetime.UTC)
-    age = (now - (table.created or now)).total_seconds()
+def _ensured(
+    ref: TableRef, table: bigquery.Table, changed: datetime.datetime | None = None
+) -> EnsuredTable:
+    age, unchanged = _seconds_since(table.created) or 0.0, _seconds_since(changed)
     layout, encryption = partitioning_of(table), table.encryption_configuration
-    return EnsuredTable(ref, table.schema, age, layout, encryption, table.location)
+    return EnsuredTable(ref, table.schema, age, layout, encryption, table.location, unchanged)
+
+
+def _seconds_since(moment: datetime.datetime | None) -> float | None:
+    return (datetime.datetime.now(datetime.UTC) - moment).total_seconds() if moment else None

@@ -53,6 +53,7 @@ class Target:
             say it: of a load job, and of a query into a partition by the time of ingestion.
         encryption: The customer's key that encrypts the table: rows on their way are, too.
         location: Where its dataset is, and the jobs on it run.
+        unchanged: Seconds since the table was last changed; None when it was made for this write.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Target:
     rows: str = ""
     encryption: EncryptionConfiguration | None = None
     location: str | None = None
+    unchanged: float | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def of_table(
 
 def _of_whole(ref: TableRef, streamed: bool, table: EnsuredTable) -> Targets:
     rows = every_row(table.partitioning) or "TRUE"
-    target = Target("", ref, "", rows, table.encryption, table.location)
+    target = _target("", ref, table, rows=rows)
     staged = streamed or not is_loadable(table.columns)
     return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
 
@@ -160,10 +162,7 @@ def _of_partitions(slice_: TableSlice, streamed: bool, table: EnsuredTable) -> T
     staged = streamed or not is_loadable(table.columns)
     if staged and slice_.column:
         return _of_rows(_as_rows(slice_, table.columns), table, _no_expressions)
-    targets = [
-        Target(id_, slice_.address(id_), key, "", table.encryption, table.location)
-        for id_, key in ids.items()
-    ]
+    targets = [_target(id_, slice_.address(id_), table, key) for id_, key in ids.items()]
     return Targets(slice_.table, table.columns, targets, slice_.split, staged)
 
 
@@ -195,6 +194,33 @@ def of_rows(
     if operation == "append" and not _needs_sql(targets):
         return replace(targets, staged=False)
     return targets
+
+
+def of_files(
+    table: TableRef | TableSlice, find: FindDraft, options: TableOptions | None
+) -> Targets:
+    """The one place of files that exist: a table, or one partition of it.
+
+    Raises:
+        UnsupportedError: Nothing says which file belongs to which of several partitions.
+        PartitionError: The slice is no partition of the table.
+    """
+    if isinstance(table, TableRef):
+        found = find(table, options).make()
+        target = _target("", table, found)
+        return Targets(table, found.columns, [target], lambda batch, _: [("", batch)])
+    if len(table.windows) != 1:
+        raise UnsupportedError(
+            f"{len(table.windows)} partitions of {table.table} were given, and nothing says which "
+            "files belong to which: load the files of each partition by a call of its own."
+        )
+    sliced = of_slice(table, find, options)
+    if not sliced.slice:
+        return replace(sliced, staged=False)
+    # Columns that Parquet cannot carry come well from other formats.
+    [(id_, key)] = table.partitions(_column_type(table, sliced.columns)).items()
+    target = replace(sliced.targets[0], ref=table.address(id_), key=key, rows="")
+    return Targets(table.table, sliced.columns, [target], table.split)
 
 
 def of_stream(slice_: TableSlice | RowSlice, draft: Draft) -> tuple[EnsuredTable, Targets]:
@@ -232,6 +258,11 @@ def check_streamable(slice_: TableSlice | RowSlice) -> None:
         )
 
 
+def _target(id_: str, ref: TableRef, table: EnsuredTable, key: str = "", rows: str = "") -> Target:
+    """A target in a table that exists."""
+    return Target(id_, ref, key, rows, table.encryption, table.location, table.unchanged)
+
+
 def _needs_sql(targets: Targets) -> bool:
     """Whether rows can be checked, or made what they are, by BigQuery alone."""
     expressions = targets.slice.expressions if targets.slice else ()
@@ -240,7 +271,7 @@ def _needs_sql(targets: Targets) -> bool:
 
 def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionType) -> Targets:
     bound = slice_.bind(table.columns, table.partitioning, expression_type)
-    target = Target("", slice_.table, "", bound.sql(), table.encryption, table.location)
+    target = _target("", slice_.table, table, rows=bound.sql())
     counts: Counter[str] = Counter(dict.fromkeys((key for key, _ in slice_.parts), 0))
     membership = None if bound.expressions else Membership(bound)
 
@@ -258,12 +289,12 @@ def _of_partition(ref: TableRef, partition: str, streamed: bool, table: EnsuredT
     by_time = layout if isinstance(layout, TimePartitioning) and layout.column else None
     window = window_of(partition, by_time.granularity) if by_time else None
     if by_time is None or window is None:
-        target = Target("", ref, "", "", table.encryption, table.location)
+        target = _target("", ref, table)
         return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
     windows = ((partition, window),)
     slice_ = TableSlice(ref.at(None), by_time.column, by_time.granularity, windows)
     kind = type_name(_partition_column(slice_, table.columns))
-    target = Target("", ref, "", slice_.filter.sql(kind), table.encryption, table.location)
+    target = _target("", ref, table, rows=slice_.filter.sql(kind))
 
     def split(batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         for _, rows in slice_.split(batch, first):
@@ -309,14 +340,7 @@ def _of_shards(
     tables = [draft.make() for draft in drafts]
     columns = _same_columns(tables)
     targets = [
-        Target(
-            id_,
-            slice_.address(id_),
-            key,
-            every_row(table.partitioning) or "TRUE",
-            table.encryption,
-            table.location,
-        )
+        _target(id_, slice_.address(id_), table, key, every_row(table.partitioning) or "TRUE")
         for (id_, key), table in zip(ids.items(), tables, strict=True)
     ]
     staged = streamed or not is_loadable(columns)

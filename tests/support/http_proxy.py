@@ -27,6 +27,7 @@ class Verdict:
             one, None that the service's own is passed on.
         reason: Google's word for it in that answer.
         text: Its message.
+        content: The body of that answer, in place of an error.
         cut: Send only so many bytes of the service's answer, then close the connection.
         then: Done when the service has the call, or would have it, and before any answer.
     """
@@ -35,6 +36,7 @@ class Verdict:
     status: int | None = None
     reason: str = ""
     text: str = "said by the proxy"
+    content: bytes | None = None
     cut: int | None = None
     then: Callable[[], object] = lambda: None
 
@@ -146,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, verdict: Verdict) -> None:
         problem = {"message": verdict.text, "domain": "global", "reason": verdict.reason}
         error = {"code": verdict.status, "message": verdict.text, "errors": [problem]}
-        content = json.dumps({"error": error}).encode()
+        content = verdict.content or json.dumps({"error": error}).encode()
         self.send_response_only(verdict.status or 500)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
