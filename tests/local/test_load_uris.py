@@ -411,7 +411,7 @@ def test_a_prefix_that_cannot_be_written(
         looked.extend([call.path] if is_bucket else [])
         return denied if is_bucket else PASSED
 
-    storage_proxy.decide = deny_bucket
+    storage_proxy.judges_buckets, storage_proxy.decide = True, deny_bucket
     writer.append(rows_of(1), f"{dataset}.t")
     assert looked
     storage_proxy.decide = lambda call: denied if call.changes else PASSED
