@@ -69,7 +69,8 @@ def write_key(
         raise WriteKeyError(
             f"This step has written to {place_of(table)} already, and a retry could not tell the "
             "two writes apart. Write all rows by one call (an iterable of frames will do), or give "
-            'each call a key of its own: key=f"{context.run_id} first".'
+            'each call a key that a retry gives again: key="orders of 2026-08-01, first part". The '
+            "id of the run is none: a run that is retried has another."
         )
     written.add((context.retry_number, text))
     return WriteKey.of(text)

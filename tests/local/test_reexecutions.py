@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from dagster_bq_connector import BigQueryReader
 from support import keyed_assets
@@ -136,3 +137,26 @@ def test_of_assets_resumed_those_that_were_done_are_written_anew(story: Story, p
     third = page.again(second, "ALL_STEPS")
     assert third.tags["dagster/is_asset_resume_retry"] == "true"
     assert story.rows("streams", "loads", "fine") == [2, 1, 1]
+
+
+def test_what_execute_job_does_from_failure_lands_once(story: Story, page: Page) -> None:
+    """No tag says so. All steps, and steps that were done and are chosen, are new writes."""
+    path = keyed_assets.__file__
+    job = ReconstructableRepository.for_file(path, "defs").get_reconstructable_job("all_assets")
+
+    def execute(options: dg.ReexecutionOptions) -> dg.DagsterRun:
+        done = dg.execute_job(job, page.instance, reexecution_options=options)
+        return page.run(done.run_id)
+
+    story.failing("streams", "loads")
+    first = story.begin()
+    second = execute(dg.ReexecutionOptions.from_failure(first.run_id, page.instance))
+    story.failing()
+    third = execute(dg.ReexecutionOptions.from_failure(second.run_id, page.instance))
+    assert [run.status for run in (first, second, third)] == [FAILED, FAILED, DONE]
+    assert story.rows("streams", "loads", "fine") == [1, 1, 1]
+    execute(dg.ReexecutionOptions(first.run_id))
+    assert story.rows("streams", "loads", "fine") == [2, 2, 2]
+    execute(dg.ReexecutionOptions(first.run_id, step_selection=["fine"]))
+    execute(dg.ReexecutionOptions(third.run_id, step_selection=["streams"]))
+    assert story.rows("streams", "loads", "fine") == [3, 2, 3]
