@@ -12,6 +12,7 @@ from dagster._core.workspace.load_target import PythonFileTarget
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import retry_run
 from dagster_graphql.cli import execute_query
 
+TESTS = Path(__file__).parents[1]
 # Runs are started at once: no daemon takes them from a queue.
 AT_ONCE = {
     "run_coordinator": {
@@ -61,7 +62,7 @@ class Page:
         self.instance = self._stack.enter_context(
             dg.DagsterInstance.local_temp(overrides=AT_ONCE | (self._overrides or {}))
         )
-        target = PythonFileTarget(str(self._path), None, None, "tests")
+        target = PythonFileTarget(str(self._path), None, str(TESTS), "tests")
         self._workspace = self._stack.enter_context(WorkspaceProcessContext(self.instance, target))
         return self
 
