@@ -1,6 +1,6 @@
 """A run that is terminated in Dagster, or gets SIGTERM, leaves nothing visible and nothing running.
 
-The runs are processes that Dagster launches, with a process for each step.
+The runs are processes that Dagster launches; in some of them the step has a process of its own.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
 from google.cloud import bigquery as google
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource, FileLoadsWriter
@@ -31,12 +32,12 @@ WITH RECURSIVE numbers AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM numbers WHE
 SELECT MAX(n) FROM numbers
 """
 CASES = [
-    ("once", "append", "rows", "terminate"),
-    ("once", "append", "rows", "SIGTERM"),
-    ("once", "append", "commit streams", "terminate"),
-    ("once", "replace", "insert job", "terminate"),
-    ("load", "append", "insert job", "SIGTERM"),
-    ("load", "replace", "insert job", "terminate"),
+    ("once", "append", "rows", "multiprocess", "terminate"),
+    ("once", "append", "rows", "in_process", "SIGTERM"),
+    ("once", "append", "commit streams", "in_process", "terminate"),
+    ("once", "replace", "insert job", "in_process", "terminate"),
+    ("load", "append", "insert job", "multiprocess", "SIGTERM"),
+    ("load", "replace", "insert job", "in_process", "terminate"),
 ]
 
 
@@ -81,7 +82,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_terminated(
-    case: tuple[str, str, str, str],
+    case: tuple[str, str, str, str, str],
     dataset: str,
     prefix: str,
     page: Page,
@@ -90,16 +91,23 @@ def test_terminated(
     reader: BigQueryReader,
     tmp_path: Path,
 ) -> None:
-    writer, operation, step, how = case
+    writer, operation, step, executor, how = case
     table = f"{dataset}.t"
     load_writer.append(pa.table({"part": [1, 2], "n": [-1, -2]}), table)
 
     def numbers() -> list[int]:
         return sorted(reader.read(table).to_arrow()["n"].to_pylist())
 
-    order = {"writer": writer, "operation": operation, "table": table, "step": step}
-    config = {"ops": {"held": {"config": {**order, "flags": str(tmp_path)}}}}
-    run = page.launch("held_job", config)
+    order = {
+        "writer": writer,
+        "operation": operation,
+        "table": table,
+        "step": step,
+        "flags": str(tmp_path),
+        "own_process": executor == "multiprocess",
+    }
+    ops = {"held": {"config": order}}
+    run = page.launch("held_job", {"ops": ops, "execution": {"config": {executor: {}}}})
     wait_for(tmp_path / "here")
     with bigquery.get_client() as client:
         if step == "insert job":
@@ -125,9 +133,19 @@ def test_terminated(
     assert [job.error_result["reason"] for job in stopped] == ["stopped"] * (step == "insert job")
 
     (tmp_path / "free").touch()
-    again = page.ended(page.again(page.run(run.run_id), "FROM_FAILURE"))
-    assert again.status is dg.DagsterRunStatus.SUCCESS
+    again = dg.execute_job(
+        held_job(),
+        page.instance,
+        run_config={"ops": ops, "execution": {"config": {"in_process": {}}}},
+        reexecution_options=dg.ReexecutionOptions.from_failure(run.run_id, page.instance),
+    )
+    assert again.success
     assert numbers() == [-2, *([-1] if operation == "append" else []), *range(2 * ROWS)]
+
+
+def held_job() -> ReconstructableJob:
+    repository = ReconstructableRepository.for_file(held_assets.__file__, "defs")
+    return repository.get_reconstructable_job("held_job")
 
 
 def end(page: Page, run: dg.DagsterRun, how: str, flags: Path) -> dg.DagsterRun:

@@ -29,6 +29,7 @@ class Held(dg.Config):
         writer: `once` or `load`.
         operation: `append` or `replace`.
         table: `dataset.table`.
+        own_process: Whether the step has a process of its own, and the run another.
         step: Where it stands still: a step of the write, or `rows` for between its rows.
         flags: A directory: `here` is made when it stands still, `go` lets it go on, and `inserted`
             is made when the step is over. With `free` nothing is held.
@@ -39,13 +40,14 @@ class Held(dg.Config):
     table: str
     step: str
     flags: str
+    own_process: bool
 
     def flag(self, name: str) -> Path:
         return Path(self.flags) / name
 
     def hold(self) -> None:
         """Stand still."""
-        self.flag("pid").write_text(str(os.getppid()))
+        self.flag("pid").write_text(str(os.getppid() if self.own_process else os.getpid()))
         self.flag("here").touch()
         while not self.flag("go").exists():
             time.sleep(0.02)
@@ -79,7 +81,7 @@ if CONNECTION in os.environ:
     bigquery = BigQueryResource(**connection["fields"])
     defs = dg.Definitions(
         assets=[held],
-        jobs=[dg.define_asset_job("held_job", [held], executor_def=dg.multiprocess_executor)],
+        jobs=[dg.define_asset_job("held_job", [held])],
         resources={
             "once": ExactlyOnceWriter(bigquery=bigquery, ledger=connection["ledger"]),
             "load": FileLoadsWriter(bigquery=bigquery, staging=connection["staging"]),

@@ -1,6 +1,7 @@
 """Dagster's page, as far as it launches runs: what it asks of the webserver, asked without one."""
 
 import json
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,8 +60,12 @@ class Page:
         self._path, self._overrides, self._stack = path, overrides, ExitStack()
 
     def __enter__(self) -> Self:
+        # A process of a run that was terminated may still write there when the tests are over.
+        home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.instance = self._stack.enter_context(
-            dg.DagsterInstance.local_temp(overrides=AT_ONCE | (self._overrides or {}))
+            dg.DagsterInstance.local_temp(
+                self._stack.enter_context(home), AT_ONCE | (self._overrides or {})
+            )
         )
         target = PythonFileTarget(str(self._path), None, str(TESTS), "tests")
         self._workspace = self._stack.enter_context(WorkspaceProcessContext(self.instance, target))
