@@ -30,6 +30,7 @@ from dagster_bq_connector.table.options import Evolution, TableOptions, partitio
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice, every_row
 from dagster_bq_connector.table.slice import TableSlice
+from dagster_bq_connector.write_keys import writing_output
 from dagster_bq_connector.writers import BigQueryWriter
 
 _FORMS = (
@@ -126,7 +127,9 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         layout = None if isinstance(destination, TableRef) else destination.options
         options = replace(layout or TableOptions(), evolution=self.evolution)
         write = self.writer.replace if self.mode == "replace" else self.writer.append
-        self._report(context, write(batches, destination, options))
+        with writing_output(context.name, context.mapping_key):
+            result = write(batches, destination, options)
+        self._report(context, result)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Read what an asset or op takes.

@@ -1,6 +1,9 @@
 """The write key of a call, from what Dagster runs."""
 
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import dagster as dg
@@ -17,10 +20,28 @@ from dagster_bq_connector.write.result import Operation
 RETRY_NUMBER = "dagster/retry_number"
 RESUMED = "dagster/is_resume_retry"
 ASSETS_RESUMED = "dagster/is_asset_resume_retry"
+STEP_SELECTION = "dagster/step_selection"
 GENERATIONS = 1000  # of retries of retries, which are followed back
 
 # What each step that runs in this process has written, with its tries.
 _written: "weakref.WeakKeyDictionary[Any, set[tuple[int, str]]]" = weakref.WeakKeyDictionary()
+# The output that an IO manager stores; empty while the step itself writes.
+_output: ContextVar[str] = ContextVar("output", default="")
+
+
+@contextmanager
+def writing_output(name: str, mapping_key: str | None = None) -> Generator[None]:
+    """What is written within is an output of the step: other outputs are other writes.
+
+    Args:
+        name: Of the output.
+        mapping_key: Which of its values, when it is a dynamic one.
+    """
+    token = _output.set(name if mapping_key is None else f"{name}[{mapping_key}]")
+    try:
+        yield
+    finally:
+        _output.reset(token)
 
 
 def write_key(
@@ -48,7 +69,8 @@ def write_key(
         raise WriteKeyError(
             f"This step has written to {place_of(table)} already, and a retry could not tell the "
             "two writes apart. Write all rows by one call (an iterable of frames will do), or give "
-            'each call a key of its own: key=f"{context.run_id} first".'
+            'each call a key that a retry gives again: key="orders of 2026-08-01, first part". The '
+            "id of the run is none: a run that is retried has another."
         )
     written.add((context.retry_number, text))
     return WriteKey.of(text)
@@ -63,7 +85,7 @@ def place_of(table: TableRef | TableSlice | RowSlice) -> str:
 
 
 def _step(context: Context) -> str:
-    """The op, and which of its mapped copies or partitions it is."""
+    """The op, which of its mapped copies or partitions it is, and which of its outputs."""
     op = context.op_execution_context
     parts = [str(op.op_handle)]
     if mapping := op.get_mapping_key():
@@ -73,30 +95,56 @@ def _step(context: Context) -> str:
     elif context.has_partition_key_range:
         span = context.partition_key_range
         parts.append(f"partitions {span.start} to {span.end}")
+    if output := _output.get():
+        parts.append(f"output {output}")
     return " ".join(parts)
 
 
 def _first_run(context: Context) -> str:
     """The id of the run that began what this one goes on with."""
+    instance, step = context.instance, context.get_step_execution_context().step.key
     run: dg.DagsterRun | None = context.run
     first = context.run.run_id
     for _ in range(GENERATIONS):
         if run is None or run.parent_run_id is None:
             return first
-        parent = context.instance.get_run_by_id(run.parent_run_id)
-        if not _goes_on(run, parent):
+        parent = instance.get_run_by_id(run.parent_run_id)
+        if not _goes_on(instance, run, parent, step):
             return first
         first, run = run.parent_run_id, parent
     return first
 
 
-def _goes_on(run: dg.DagsterRun, parent: dg.DagsterRun | None) -> bool:
+def _goes_on(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, parent: dg.DagsterRun | None, step: str
+) -> bool:
     """Whether a run is a retry of its parent, or a re-execution from its failure.
 
-    Any other re-execution writes anew, as its user asked. The tag of a re-execution from failed
-    assets is passed on to later ones, so there the parent must have failed.
+    Any other re-execution writes anew, as its user asked.
     """
-    if RETRY_NUMBER in run.tags or run.tags.get(RESUMED) == "true":
+    number = run.tags.get(RETRY_NUMBER)
+    # Who re-executes steps of a retry on Dagster's page copies its number; the daemon counts on.
+    if number and (parent is None or number != parent.tags.get(RETRY_NUMBER)):
         return True
-    succeeded = parent is not None and parent.status is dg.DagsterRunStatus.SUCCESS
-    return run.tags.get(ASSETS_RESUMED) == "true" and not succeeded
+    if run.tags.get(RESUMED) == "true":
+        return True
+    if run.tags.get(ASSETS_RESUMED) == "true" and run.step_keys_to_execute is None:
+        resumed = True  # or all assets of a run that has been resumed: the tag is copied to it
+    else:
+        resumed = STEP_SELECTION not in run.tags and _has_past(instance, run)
+    return resumed and step not in _succeeded(instance, run.parent_run_id)
+
+
+def _has_past(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a run has begun with what its parent left: `execute_job` writes no tag of that."""
+    if run.execution_plan_snapshot_id is None:
+        return False
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    known = plan.initial_known_state
+    return known is not None and known.parent_state is not None
+
+
+def _succeeded(instance: dg.DagsterInstance, run_id: str | None) -> set[str]:
+    """The steps of a run that were done: to take one again is to ask for another write."""
+    stats = instance.get_run_step_stats(run_id) if run_id else []
+    return {each.step_key for each in stats if each.status and each.status.value == "SUCCESS"}

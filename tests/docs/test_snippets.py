@@ -75,6 +75,16 @@ def test_a_long_append(environment: None, reader: BigQueryReader) -> None:
     assert sorted(pages) == [1, 2, 3]
 
 
+def test_exactly_once(environment: None, reader: BigQueryReader) -> None:
+    """A key of one's own lands once; a run that was asked for again appends again."""
+    snippet = run("exactly_once.py")
+    for _ in range(2):
+        materialize(snippet["defs"], "2026-08-01")
+    assert reader.read("shop.payments").to_arrow().num_rows == 4
+    shops = reader.read("shop.refunds").to_arrow()["shop"].to_pylist()
+    assert sorted(shops) == ["berlin", "paris"]
+
+
 def test_the_io_manager(environment: None, bucket: None, reader: BigQueryReader) -> None:
     snippet = run("io_manager.py")
     for _ in range(2):
