@@ -197,6 +197,8 @@ GRPC_CODES = _index((code, row.fault) for row in _TABLE for code in row.grpc)
 HTTP_REASONS = _index((reason, row.fault) for row in _TABLE for reason in row.reasons)
 HTTP_CODES = _index((code, row.fault) for row in _TABLE for code in row.http)
 _MESSAGES = [(re.compile(row.says, re.I), row.fault) for row in _TABLE if row.says]
+# What requests raises when no answer came, or not all of it.
+_LOST = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 _GRPC_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -221,7 +223,7 @@ def classify(error: BaseException | status_pb2.Status) -> Fault:
         return _by_code(error_code(error), error_text(error), _details(error))
     if isinstance(error, api.GoogleAPICallError):
         return _by_http(error)
-    if isinstance(error, (requests.ConnectionError, requests.Timeout, ConnectionError)):
+    if isinstance(error, (*_LOST, ConnectionError)):
         return Fault.BROKEN
     if isinstance(error, google.auth.exceptions.TransportError):
         return Fault.BROKEN

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import select
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
+STALL_SECONDS = 120.0  # in which every client must have given up
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,9 @@ class Verdict:
         reason: Google's word for it in that answer.
         text: Its message.
         cut: Send only so many bytes of the service's answer, then close the connection.
+        stalls: Whether nothing is answered and nothing closed, until the client has gone.
         then: Done when the service has the call, or would have it, and before any answer.
+        seen: Done when the client has the answer, or has lost the connection.
     """
 
     arrives: bool = True
@@ -32,7 +36,9 @@ class Verdict:
     reason: str = ""
     text: str = "said by the proxy"
     cut: int | None = None
+    stalls: bool = False
     then: Callable[[], object] = lambda: None
+    seen: Callable[[], object] = lambda: None
 
 
 PASSED = Verdict()
@@ -107,12 +113,15 @@ class _Handler(BaseHTTPRequestHandler):
         with self._forwarded(call) if verdict.arrives else contextlib.nullcontext() as answer:
             content = answer.read() if answer else b""
             verdict.then()
-            if verdict.status == 0:
+            if verdict.stalls:
+                self._stall()
+            elif verdict.status == 0:
                 self.close_connection = True
             elif verdict.status:
                 self._refuse(verdict)
             else:
                 self._answer(answer, content, verdict.cut)
+            verdict.seen()
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay
 
@@ -133,6 +142,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[:cut])
         self.close_connection = cut is not None
+
+    def _stall(self) -> None:
+        """Wait until the client gives up: it closes the connection, which makes it readable."""
+        self.close_connection = True
+        readable, _, _ = select.select([self.connection], [], [], STALL_SECONDS)
+        assert readable, "the client waits without end"
 
     def _refuse(self, verdict: Verdict) -> None:
         problem = {"message": verdict.text, "domain": "global", "reason": verdict.reason}

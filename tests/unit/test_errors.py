@@ -115,6 +115,7 @@ def storage_status(code: int) -> status_pb2.Status:
         (api.RetryError("timeout", cause=api.NotFound("Not found: Table x")), Fault.TABLE_MISSING),
         (api.RetryError("timeout", cause=requests.ConnectionError("refused")), Fault.BROKEN),
         (requests.Timeout("slow"), Fault.BROKEN),
+        (requests.exceptions.ChunkedEncodingError("half an answer"), Fault.BROKEN),
         (ConnectionResetError("gone"), Fault.BROKEN),
         (google.auth.exceptions.TransportError("no"), Fault.BROKEN),
         (google.auth.exceptions.RefreshError("no"), Fault.DENIED),
