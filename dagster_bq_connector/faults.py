@@ -223,7 +223,7 @@ def classify(error: BaseException | status_pb2.Status) -> Fault:
         return _by_code(error_code(error), error_text(error), _details(error))
     if isinstance(error, api.GoogleAPICallError):
         return _by_http(error)
-    if isinstance(error, (*_LOST, ConnectionError)):
+    if isinstance(error, (*_LOST, ConnectionError, TimeoutError)):
         return Fault.BROKEN
     if isinstance(error, google.auth.exceptions.TransportError):
         return Fault.BROKEN

@@ -117,6 +117,7 @@ def storage_status(code: int) -> status_pb2.Status:
         (requests.Timeout("slow"), Fault.BROKEN),
         (requests.exceptions.ChunkedEncodingError("half an answer"), Fault.BROKEN),
         (ConnectionResetError("gone"), Fault.BROKEN),
+        (TimeoutError(), Fault.BROKEN),
         (google.auth.exceptions.TransportError("no"), Fault.BROKEN),
         (google.auth.exceptions.RefreshError("no"), Fault.DENIED),
         (RequestTooLargeError("no"), Fault.TOO_LARGE),
