@@ -287,10 +287,18 @@ def _by_message(text: str) -> Fault | None:
     return next((fault for pattern, fault in _MESSAGES if pattern.search(text)), None)
 
 
+def _body_errors(error: api.GoogleAPICallError) -> Sequence[Any]:
+    """The errors of an answer of Cloud Storage: its client takes them for plain text."""
+    try:
+        return error.response.json()["error"]["errors"]
+    except (AttributeError, LookupError, TypeError, ValueError):  # no answer, or another body
+        return ()
+
+
 def _by_http(error: api.GoogleAPICallError) -> Fault:
     if fault := _by_message(error.message):
         return fault
-    for detail in error.errors:
+    for detail in error.errors or _body_errors(error):
         reason = detail.get("reason") if isinstance(detail, dict) else None
         if reason and reason in HTTP_REASONS:
             return HTTP_REASONS[reason]

@@ -11,6 +11,7 @@ from dagster_bq_connector import (
     BigQueryResource,
     DefaultStreamWriter,
     ExactlyOnceWriter,
+    FileLoadsWriter,
     RowSlice,
 )
 from dagster_bq_connector.errors import RefusedError
@@ -138,3 +139,16 @@ def test_a_staging_table_whose_answer_was_lost_is_not_looked_up(
         once.replace(rows_of(*ROWS), RowSlice.by_keys(name, "region", ["a"]), key=f"{dataset} k")
     assert lost
     assert content(reader, name) == ROWS
+
+
+def test_a_limit_of_rates_that_cloud_storage_calls_forbidden_is_waited_for(
+    dataset: str,
+    faulty: BigQueryResource,
+    server: FaultServer,
+    staging: str,
+    reader: BigQueryReader,
+) -> None:
+    server.schedule = Script(upload=["403 rateLimitExceeded", "403 rateLimitExceeded"])
+    FileLoadsWriter(bigquery=faulty, staging=staging).append(pieces(), f"{dataset}.t")
+    assert content(reader, f"{dataset}.t") == ROWS
+    assert server.fired.faults["403 rateLimitExceeded"] == 2

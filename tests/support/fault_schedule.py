@@ -38,18 +38,18 @@ CONFLICT, STALE = "409 after it was taken, without a location", "412 after it wa
 
 # What may befall each call.
 CALLS: dict[str, tuple[str, ...]] = {
-    "AppendRows": (*GRPC_CALL, THROTTLED, SCHEMA_LAG, STREAM_STATE),
-    "AppendRows, default stream": (*GRPC_CALL, THROTTLED, SCHEMA_LAG, STREAM_STATE, NEW_TABLE),
-    "CreateWriteStream": (*GRPC_CALL, NEW_TABLE),
+    "AppendRows": (THROTTLED, SCHEMA_LAG, STREAM_STATE, *GRPC_CALL),
+    "AppendRows, default stream": (NEW_TABLE, THROTTLED, SCHEMA_LAG, STREAM_STATE, *GRPC_CALL),
+    "CreateWriteStream": (NEW_TABLE, *GRPC_CALL),
     "FinalizeWriteStream": GRPC_CALL,
     "BatchCommitWriteStreams": GRPC_CALL,
     "FlushRows": GRPC_CALL,
-    "jobs.insert": (*HTTP_CALL, CONFLICT),
+    "jobs.insert": (CONFLICT, *HTTP_CALL),
     "jobs.get": HTTP_CALL,
     "tables.get": HTTP_CALL,
-    "tables.insert": (*HTTP_CALL, CONFLICT),
-    "tables.patch": (*HTTP_CALL, STALE),
-    "upload": (*HTTP_CALL, STALE),
+    "tables.insert": (CONFLICT, *HTTP_CALL),
+    "tables.patch": (STALE, *HTTP_CALL),
+    "upload": (STALE, *HTTP_CALL),
 }
 FAULTS = tuple(dict.fromkeys(fault for faults in CALLS.values() for fault in faults))
 LASTING = (SCHEMA_LAG, NEW_TABLE)  # they go on for a while
@@ -72,7 +72,7 @@ class Schedule:
     def __init__(self, seed: str, number: int) -> None:
         """The schedule with that number, of those of a seed."""
         self._random = {call: random.Random(f"{seed} {number} {call}") for call in CALLS}
-        self._next = {call: number + self._random[call].randrange(3) for call in CALLS}
+        self._next = dict.fromkeys(CALLS, number)
         self._lasting: dict[str, list[str]] = {call: [] for call in CALLS}
         chance = random.Random(f"{seed} {number}")
         self._rate = chance.choice((0.1, 0.2, 0.3, 0.4))
