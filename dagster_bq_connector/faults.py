@@ -289,8 +289,9 @@ def _by_message(text: str) -> Fault | None:
 
 def _body_errors(error: api.GoogleAPICallError) -> Sequence[Any]:
     """The errors of an answer of Cloud Storage: its client takes them for plain text."""
+    answer: Any = error.response
     try:
-        return error.response.json()["error"]["errors"]
+        return answer.json()["error"]["errors"]
     except (AttributeError, LookupError, TypeError, ValueError):  # no answer, or another body
         return ()
 
