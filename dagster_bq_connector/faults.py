@@ -231,6 +231,9 @@ def classify(error: BaseException | status_pb2.Status) -> Fault:
         return classify(error.cause)
     if isinstance(error, google.auth.exceptions.GoogleAuthError):
         return Fault.DENIED
+    answer = getattr(error, "response", None)  # of Cloud Storage's InvalidResponse
+    if isinstance(answer, requests.Response):
+        return _by_http(api.from_http_response(answer))
     return Fault.REFUSED
 
 
