@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import re
+import select
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
+STALL_SECONDS = 120.0  # in which every client must have given up
 
 # What Google's client asks of its own accord, once a bucket and when it likes: it is passed on.
 BUCKET = re.compile(r"/storage/v1/b/[^/]+")
@@ -29,7 +31,9 @@ class Verdict:
         text: Its message.
         content: The body of that answer, in place of an error.
         cut: Send only so many bytes of the service's answer, then close the connection.
+        stalls: Whether nothing is answered and nothing closed, until the client has gone.
         then: Done when the service has the call, or would have it, and before any answer.
+        seen: Done when the client has the answer, or has lost the connection.
     """
 
     arrives: bool = True
@@ -38,7 +42,9 @@ class Verdict:
     text: str = "said by the proxy"
     content: bytes | None = None
     cut: int | None = None
+    stalls: bool = False
     then: Callable[[], object] = lambda: None
+    seen: Callable[[], object] = lambda: None
 
 
 PASSED = Verdict()
@@ -119,12 +125,15 @@ class _Handler(BaseHTTPRequestHandler):
         with self._forwarded(call) if verdict.arrives else contextlib.nullcontext() as answer:
             content = answer.read() if answer else b""
             verdict.then()
-            if verdict.status == 0:
+            if verdict.stalls:
+                self._stall()
+            elif verdict.status == 0:
                 self.close_connection = True
             elif verdict.status:
                 self._refuse(verdict)
             else:
                 self._answer(answer, content, verdict.cut)
+            verdict.seen()
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay
 
@@ -145,6 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[:cut])
         self.close_connection = cut is not None
+
+    def _stall(self) -> None:
+        """Wait until the client gives up: it closes the connection, which makes it readable."""
+        self.close_connection = True
+        readable, _, _ = select.select([self.connection], [], [], STALL_SECONDS)
+        assert readable, "the client waits without end"
 
     def _refuse(self, verdict: Verdict) -> None:
         problem = {"message": verdict.text, "domain": "global", "reason": verdict.reason}
