@@ -69,6 +69,8 @@ def test_messages_of_our_own(
     load_writer: FileLoadsWriter,
     dataset: str,
 ) -> None:
+    connected = bigquery.connect()
+    connected.clients.cloud_storage(connected.project).create_bucket("my-files")
     rows = pa.table({"id": [1], "day": [dt.date(2026, 8, 1)]})
     orders = f"{dataset}.orders"
     stream_writer.append(rows, orders)
@@ -92,6 +94,10 @@ def test_messages_of_our_own(
         ),
         (errors.PartitionFilterError, lambda: reader.read(f"{dataset}.visits")),
         (errors.UnsupportedError, lambda: stream_writer.replace(rows, orders)),
+        (
+            errors.SourceFileError,
+            lambda: load_writer.load_uris("gs://my-files/2026/orders.parquet", orders),
+        ),
     ]
     project = bigquery.connect().project
     for kind, action in cases:
@@ -117,7 +123,8 @@ def test_messages_of_our_own(
             of_service(
                 api.BadRequest,
                 "invalid",
-                "Cannot read and write in different locations: source: US, destination: EU",
+                "Some rows belong to different partitions rather than destination partition "
+                "my-project:shop.orders$20260801",
             ),
         ),
         (

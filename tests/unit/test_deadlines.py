@@ -15,6 +15,7 @@ PACKAGE = Path(dagster_bq_connector.__file__).parent
 # What the package calls of Google's clients, by name.
 CALLS = {
     "cancel",
+    "copy_table",
     "create_dataset",
     "create_read_session",
     "create_table",
@@ -37,7 +38,7 @@ CALLS = {
     "upload_from_file",
 }
 # Receivers that are no client: answers in this process, and calls that a watch ends.
-OURS = {"sent.answer", "self._sent[0].answer", "self._call", "call"}
+OURS = {"ledger", "outcome", "sent.answer", "self._sent[0].answer", "self._call", "call"}
 
 
 def network_calls() -> Iterator[tuple[str, ast.Call]]:
