@@ -7,7 +7,7 @@ import re
 import select
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -43,8 +43,8 @@ class Verdict:
     content: bytes | None = None
     cut: int | None = None
     stalls: bool = False
-    then: Callable[[], object] = lambda: None
-    seen: Callable[[], object] = lambda: None
+    then: Callable[[], object] = field(default=lambda: None, repr=False)
+    seen: Callable[[], object] = field(default=lambda: None, repr=False)
 
 
 PASSED = Verdict()
