@@ -242,7 +242,7 @@ class LongWrite:
             value |= {"stream": name, "offset": rows, "rows": self._before + rows}
         self._change(value, "checkpoint")
         for name, rows in counts.items():
-            self._sending.streams.flush(name, rows)
+            self._sending.streams.flush(name, rows, self._table)
 
     def _end_stream(self, entry: Entry) -> None:
         if self._streams is not None and entry.value["stream"] is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import grpc
@@ -64,14 +64,8 @@ class Streams:
                 parent=table.ref.path, write_stream=stream, retry=None, timeout=ANSWER_SECONDS
             ).name
 
-        def create_soon() -> str:
-            left = NEW_TABLE_SECONDS - table.age
-            if left <= 0:
-                return create()
-            return Backoff(initial=0.25, deadline=left).call(create, repeat_on=_MISSING)
-
         with step("create stream"):
-            return self._call(create_soon, f"A write stream of {table.ref}")
+            return self._call(_patient(create, table), f"A write stream of {table.ref}")
 
     def finalize(self, name: str) -> int:
         """Let the stream take no more rows. Repeating it does no harm.
@@ -91,7 +85,7 @@ class Streams:
             return int(answer.row_count)
 
         with step("finalize stream"):
-            return self._call(finalize, f"Write stream {name}")
+            return self._call(finalize, f"Write stream {name}", {Fault.TABLE_MISSING})
 
     def commit(self, table: TableRef, names: Sequence[str]) -> None:
         """Make the rows of pending streams visible, of all at once or of none.
@@ -125,12 +119,13 @@ class Streams:
             )
         raise RefusedError(f"The write streams of {table} cannot be committed: {told}")
 
-    def flush(self, name: str, rows: int) -> None:
+    def flush(self, name: str, rows: int, table: EnsuredTable | None = None) -> None:
         """Make the first rows of a buffered stream visible. Repeating it does no harm.
 
         Args:
             name: The stream.
             rows: How many are visible then.
+            table: Its table, when that may have been created lately: then it is waited for.
 
         Raises:
             StreamGone: It is not there.
@@ -150,14 +145,26 @@ class Streams:
                 if classify(error) is not Fault.TAKEN:  # they are visible already
                     raise
 
+        call = _patient(flush, table) if table else flush
         with step("flush stream"):
-            self._call(flush, f"Write stream {name}")
+            self._call(call, f"Write stream {name}", {Fault.TABLE_MISSING})
 
-    def _call(self, function: Callable[[], T], subject: str) -> T:
+    def _call(
+        self, function: Callable[[], T], subject: str, gone: Collection[Fault] = frozenset()
+    ) -> T:
+        """Call until a deadline; `gone` are the faults that say the same as a stream's own end."""
         backoff = Backoff(deadline=self._deadline)
         try:
             return backoff.call(function, repeat_on=PASSING)
         except _ERRORS as error:
-            if classify(error) is Fault.STREAM_OVER:
+            if classify(error) in {Fault.STREAM_OVER, *gone}:
                 raise StreamGone(f"{subject}: {error_text(error)}") from error
             raise explain(error, subject) from error
+
+
+def _patient(function: Callable[[], T], table: EnsuredTable) -> Callable[[], T]:
+    """The same call, which waits until a new table is known to the Storage API."""
+    left = NEW_TABLE_SECONDS - table.age
+    if left <= 0:
+        return function
+    return lambda: Backoff(initial=0.25, deadline=left).call(function, repeat_on=_MISSING)

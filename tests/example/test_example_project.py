@@ -25,6 +25,7 @@ PROJECT = Path(flights.__file__).parents[2]
 CLI_SECONDS = 300
 MATERIALIZE = ["-m", "dagster", "asset", "materialize", "-m", "flights.definitions"]
 DAILY = ("flights", "delays_by_carrier", "delays_by_weather")
+APPENDED = ("late_flights", "load_log")
 REFERENCE = ("weather", "planes", "airports", "airlines")
 MARCH = [str(date(2013, 3, 1) + timedelta(days=n)) for n in range(31)]
 
@@ -147,7 +148,8 @@ def test_check_defs_finds_nothing_wrong(environment: Mapping[str, str]) -> None:
 
 def test_definitions_hold_every_asset_job_and_schedule() -> None:
     repository = defs().get_repository_def()
-    assert {key.to_user_string() for key in repository.assets_defs_by_key} == {*DAILY, *REFERENCE}
+    assets = {key.to_user_string() for key in repository.assets_defs_by_key}
+    assert assets == {*DAILY, *APPENDED, *REFERENCE}
     jobs = {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")}
     assert jobs == {"daily", "reference"}
     assert [schedule.name for schedule in repository.schedule_defs] == ["replay_daily"]
@@ -199,6 +201,28 @@ def test_daily_leaves_the_day_as_the_source_has_it(
     for asset in DAILY:
         metadata = materialization(instance, asset, day)
         assert metadata["dagster/partition_row_count"] == expected(asset, [day]).height
+
+
+def test_every_method_writes_its_asset(
+    reference: None, reader: BigQueryReader, instance: dg.DagsterInstance
+) -> None:
+    day = "2013-02-09"
+    assert run("daily", day, instance).success
+    methods = {
+        asset: materialization(instance, asset, day)["dagster_bq/write_method"]
+        for asset in (*DAILY, *APPENDED)
+    }
+    assert methods == {
+        "flights": "file_loads",
+        "delays_by_carrier": "file_loads",
+        "delays_by_weather": "exactly_once",
+        "late_flights": "exactly_once",
+        "load_log": "default_stream",
+    }
+    late = pl.DataFrame(source.flights_of([day])).filter(pl.col("dep_delay") > 120)
+    assert reader.read("flights.late_flights", where=f"flight_date = '{day}'").to_arrow().num_rows
+    assert materialization(instance, "late_flights", day)["dagster_bq/rows"] == late.height
+    assert reader.read("flights.load_log", where=f"flight_date = '{day}'").to_arrow().num_rows == 1
 
 
 def test_the_whole_tables_say_what_they_are(
