@@ -5,10 +5,16 @@ Runs all, or those that are named, and writes RESULTS.md when it ran all.
 
 import sys
 
-from benchmarks import append, io_manager, protobuf, read
+from benchmarks import append, io_manager, protobuf, read, write
 from benchmarks.report import Report
 
-PATHS = {"append": append, "protobuf": protobuf, "read": read, "io_manager": io_manager}
+PATHS = {
+    "append": append,
+    "protobuf": protobuf,
+    "read": read,
+    "io_manager": io_manager,
+    "write": write,
+}
 
 
 def main(names: list[str]) -> None:

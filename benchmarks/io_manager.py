@@ -80,14 +80,14 @@ def _google_at(endpoint: str, connected: Connected) -> Iterator[None]:
         yield
 
 
-def _output(name: str) -> dg.OutputContext:
+def output_of(name: str) -> dg.OutputContext:
     return dg.build_output_context(asset_key=dg.AssetKey(name), resource_config=_config())
 
 
 def _input(name: str, kind: type) -> dg.InputContext:
     return dg.build_input_context(
         asset_key=dg.AssetKey(name),
-        upstream_output=_output(name),
+        upstream_output=output_of(name),
         dagster_type=dg.PythonObjectDagsterType(kind),
         resource_config=_config(),
     )
@@ -108,7 +108,9 @@ def run(report: Report) -> None:
     with managers() as (ours, theirs):
         report.section(f"IO manager, {ROWS:,} rows, local BigQuery")
         out = {
-            "out: dagster-gcp-pandas": _call(theirs.handle_output, lambda: _output("theirs"), plain)
+            "out: dagster-gcp-pandas": _call(
+                theirs.handle_output, lambda: output_of("theirs"), plain
+            )
         }
         into = {
             "in: dagster-gcp-pandas": _call(
@@ -117,7 +119,7 @@ def run(report: Report) -> None:
         }
         for form, frame in frames.items():
             kind = type(frame)
-            out[f"out: ours, {form}"] = _call(ours.handle_output, lambda: _output("ours"), frame)
+            out[f"out: ours, {form}"] = _call(ours.handle_output, lambda: output_of("ours"), frame)
             into[f"in: ours, {form}"] = _call(ours.load_input, partial(_input, "ours", kind))
         into["in: gRPC alone, nothing parsed"] = Call(partial(_drain, ours, "ours"), ROWS)
         for calls in (out, into):

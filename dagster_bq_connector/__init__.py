@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         FailedRowsError as FailedRowsError,
     )
     from dagster_bq_connector.exactly_once_writer import ExactlyOnceWriter as ExactlyOnceWriter
+    from dagster_bq_connector.file_loads_writer import FileLoadsWriter as FileLoadsWriter
     from dagster_bq_connector.io_manager import BigQueryIOManager as BigQueryIOManager
     from dagster_bq_connector.partitions import DailyTable as DailyTable
     from dagster_bq_connector.resources import (
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from dagster_bq_connector.writers import (
         DefaultStreamWriter as DefaultStreamWriter,
     )
-    from dagster_bq_connector.writers import (
-        FileLoadsWriter as FileLoadsWriter,
-    )
 
 __version__ = "0.1.0"
 
@@ -56,7 +54,7 @@ _HOMES = {
     "DefaultStreamWriter": "writers",
     "ExactlyOnceWriter": "exactly_once_writer",
     "FailedRowsError": "errors",
-    "FileLoadsWriter": "writers",
+    "FileLoadsWriter": "file_loads_writer",
     "RangePartitioning": "table.options",
     "RowSlice": "table.row_slice",
     "TableOptions": "table.options",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 import dagster as dg
@@ -17,15 +16,26 @@ from dagster_bq_connector.schema.types import wire_field
 from dagster_bq_connector.table.options import Granularity, TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import KeyFilter, RowSlice
-from dagster_bq_connector.table.slice import TableSlice, TimeFilter, Window
+from dagster_bq_connector.table.slice import TableSlice, TimeFilter
+from dagster_bq_connector.table.window import Window
 
 Filter: TypeAlias = KeyFilter | TimeFilter
 
+_BETWEEN_DIMENSIONS = "|"
 _COLUMN = re.compile(r"\w+")
 _TIMES: dict[str, tuple[Granularity, ...]] = {
     "DATE": ("day", "month", "year"),
     "DATETIME": ("hour", "day", "month", "year"),
     "TIMESTAMP": ("hour", "day", "month", "year"),
+}
+_SCHEDULES: dict[str, Granularity] = {
+    "0 * * * *": "hour",
+    "@hourly": "hour",
+    "0 0 * * *": "day",
+    "@daily": "day",
+    "@midnight": "day",
+    "0 0 1 * *": "month",
+    "@monthly": "month",
 }
 
 
@@ -53,17 +63,18 @@ class Dimension:
         window = self.definition.time_window_for_partition_key(key)
         return Window(window.start, window.end)
 
-    def layout(self, columns: Iterable[bigquery.SchemaField], key: str) -> TimePartitioning | None:
+    def layout(self, columns: Iterable[bigquery.SchemaField]) -> TimePartitioning | None:
         """How a new table with these columns is partitioned for it; None when it cannot be.
 
         Weeks, and other times that are no partitions of BigQuery, are kept by day.
         """
         if not isinstance(self.definition, dg.TimeWindowPartitionsDefinition):
             return None
-        granularity = granularity_of(self.window(key)) or "day"
+        granularity = granularity_of(self.definition) or "day"
         for column in columns:
             if column.name.casefold() == self.column.casefold():
-                if granularity in _TIMES.get(column.field_type, ()):
+                single = column.mode != "REPEATED"
+                if single and granularity in _TIMES.get(column.field_type, ()):
                     return TimePartitioning(column.name, granularity)
                 break
         return None
@@ -108,15 +119,16 @@ class AssetPartitions:
         if isinstance(definition, dg.MultiPartitionsDefinition):
             definitions = {part.name: part.partitions_def for part in definition.partitions_defs}
             columns = expression if isinstance(expression, Mapping) else {}
-        lacking = [name for name in definitions if not isinstance(columns.get(name), str)]
+        lacking = [name for name in definitions if not _says(columns.get(name))]
         if lacking:
             example = '"created_at"'
             if isinstance(definition, dg.MultiPartitionsDefinition):
                 pairs = ", ".join(f'"{name}": "<its column>"' for name in definitions)
                 example = f"{{{pairs}}}"
+            found = "" if expression is None else f", but partition_expr={expression!r}"
             raise ConfigurationError(
                 f"The asset of {table} has partitions, and its metadata does not say which column "
-                f'they are of: set metadata={{"partition_expr": {example}}} on the asset.'
+                f'they are of{found}: set metadata={{"partition_expr": {example}}} on the asset.'
             )
         dimensions = {name: Dimension(columns[name], definitions[name]) for name in definitions}
         return cls(table, dimensions, tuple(keys))
@@ -127,22 +139,24 @@ class AssetPartitions:
         return RowSlice(self.table, parts, options)
 
     def partitions(self) -> TableSlice | None:
-        """The same as partitions of the table by time; None when they have other dimensions."""
+        """The same as partitions of a table by time; None when they are none of BigQuery's.
+
+        Whether the windows are whole partitions of one table is for `is_partitions_of` or `fits`.
+        """
         [dimension, *others] = self._ordered
         times = isinstance(dimension.definition, dg.TimeWindowPartitionsDefinition)
         if others or not times or not _COLUMN.fullmatch(dimension.column):
             return None
-        windows = tuple((key, dimension.window(key)) for key in self.keys)
-        granularity = granularity_of(windows[0][1])
-        if granularity is None or any(granularity_of(w) != granularity for _, w in windows):
+        granularity = granularity_of(dimension.definition)
+        if granularity is None:
             return None
+        windows = tuple((key, dimension.window(key)) for key in self.keys)
         layout = TableOptions(TimePartitioning(dimension.column, granularity))
         return TableSlice(self.table, dimension.column, granularity, windows, options=layout)
 
     def layout(self, columns: Sequence[bigquery.SchemaField]) -> TimePartitioning | None:
         """How a new table with these columns is partitioned."""
-        keys = self._parts(self.keys[0])
-        layouts = (d.layout(columns, k) for d, k in zip(self._ordered, keys, strict=True))
+        layouts = (dimension.layout(columns) for dimension in self._ordered)
         return next((layout for layout in layouts if layout), None)
 
     @property
@@ -156,9 +170,18 @@ class AssetPartitions:
         """The key of each dimension."""
         if list(self.dimensions) == [""]:
             return [key]
-        if not isinstance(key, dg.MultiPartitionKey):
-            raise PartitionError(f"{key!r} of {self.table} is no key of several dimensions.")
-        return [key.keys_by_dimension[name] for name in self.dimensions]
+        if isinstance(key, dg.MultiPartitionKey):
+            return [key.keys_by_dimension[name] for name in self.dimensions]
+        # Some partition mappings give it as text, in the order of the definition's dimensions.
+        parts = key.split(_BETWEEN_DIMENSIONS)
+        if len(parts) != len(self.dimensions):
+            names = _BETWEEN_DIMENSIONS.join(f"<{name}>" for name in self.dimensions)
+            raise PartitionError(f"{key!r} of {self.table} is no key of {names}.")
+        return parts
+
+
+def _says(expression: object) -> bool:
+    return isinstance(expression, str) and bool(expression.strip())
 
 
 def fits(slice_: TableSlice, columns: Sequence[bigquery.SchemaField]) -> bool:
@@ -166,7 +189,7 @@ def fits(slice_: TableSlice, columns: Sequence[bigquery.SchemaField]) -> bool:
     folded = (slice_.column or "").casefold()
     kind: pa.DataType | None = None
     for column in columns:
-        if column.name.casefold() == folded:
+        if column.name.casefold() == folded and column.mode != "REPEATED":
             kind = wire_field(column).type
     try:
         return kind is not None and bool(slice_.partitions(kind))
@@ -174,16 +197,12 @@ def fits(slice_: TableSlice, columns: Sequence[bigquery.SchemaField]) -> bool:
         return False
 
 
-def granularity_of(window: Window) -> Granularity | None:
-    """Whether a window is an hour, day or month of its own calendar; None when it is no such."""
-    start, end = window.start.replace(tzinfo=None), window.end.replace(tzinfo=None)
-    if (start.minute, start.second, start.microsecond) != (0, 0, 0):
+def granularity_of(definition: dg.PartitionsDefinition[Any]) -> Granularity | None:
+    """Whether partitions are the hours, days or months of their calendar; None when they are not.
+
+    The windows of single keys do not tell: on the day on which the clocks go forward, an hour ends
+    two hours later by the clock.
+    """
+    if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
         return None
-    if end - start == timedelta(hours=1):
-        return "hour"
-    if start.hour:
-        return None
-    if end - start == timedelta(days=1):
-        return "day"
-    following = (start.replace(day=1) + timedelta(days=31)).replace(day=1)
-    return "month" if start.day == 1 and end == following else None
+    return _SCHEDULES.get(" ".join(definition.cron_schedule.split()))

@@ -52,6 +52,10 @@ class UnsupportedError(ConnectorError):
     """The write method cannot do what was asked. Raised before anything is written."""
 
 
+class SourceFileError(ConnectorError):
+    """A file to be loaded that is missing, or is not what it should be. Nothing was changed."""
+
+
 class WriteKeyError(ConnectorError):
     """A write key that is missing, or that was used for another write. Nothing was changed."""
 
@@ -138,26 +142,30 @@ class FailedRowsError(ConnectorError):
 _DATASET = re.compile(r"not found: dataset (\S+)", re.I)
 
 
-def explain(error: Exception, subject: object) -> ConnectorError:
+def explain(error: Exception, subject: object, location: str | None = None) -> ConnectorError:
     """A failure of a Google client as an error of ours that names the thing and the remedy.
 
     Args:
         error: What the client raised; it should be the cause of what is raised instead.
         subject: The table, job or file of the call.
+        location: Where the caller's datasets are, if it knows.
     """
     if isinstance(error, ConnectorError):
         return error
-    return explain_fault(classify(error), error_text(error), subject)
+    return explain_fault(classify(error), error_text(error), subject, location)
 
 
-def explain_fault(fault: Fault, text: str, subject: object) -> ConnectorError:
+def explain_fault(
+    fault: Fault, text: str, subject: object, location: str | None = None
+) -> ConnectorError:
     """A fault as an error that names the thing, what the server said, and the remedy."""
     if fault is Fault.DATASET_MISSING:
         found = _DATASET.search(text)
         dataset = found[1] if found else "project:dataset"
+        create = f"bq mk --location={location or 'LOCATION'} --dataset {dataset}"
         return DatasetNotFoundError(
-            f"{subject}: dataset {dataset} does not exist. Create it (bq mk --location=EU "
-            f"--dataset {dataset}), or set create_dataset=True on the writer. BigQuery said: {text}"
+            f"{subject}: dataset {dataset} does not exist. Create it ({create}), or set "
+            f"create_dataset=True on the writer. BigQuery said: {text}"
         )
     if fault is Fault.TABLE_MISSING:
         return TableNotFoundError(

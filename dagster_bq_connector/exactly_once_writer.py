@@ -7,23 +7,40 @@ from pydantic import Field
 from dagster_bq_connector.errors import WriteKeyError
 from dagster_bq_connector.ledger import Ledger, open_ledger
 from dagster_bq_connector.ledger.bigquery import DATASET
-from dagster_bq_connector.metadata import log, run_context
+from dagster_bq_connector.metadata import MaterializedWrite, log, run_context
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import Connected, Destination
-from dagster_bq_connector.schema.data import Data, open_data
+from dagster_bq_connector.schema.data import Batches, Data, open_data
+from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.table.options import TableOptions
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.write.default_stream import Check
 from dagster_bq_connector.write.exactly_once import Sending, append
 from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey
+from dagster_bq_connector.write.long_write import LongWrite, Place
 from dagster_bq_connector.write.replacement import replace_rows
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write_keys import place_of
 from dagster_bq_connector.writers import (
     BigQueryWriter,
     check_connections,
+    check_options,
     labels_of,
     resolved,
 )
+
+
+class OpenWrite(LongWrite):
+    """A long append that is under way; see `ExactlyOnceWriter.open`."""
+
+    def __enter__(self) -> "OpenWrite":
+        return self
+
+    @property
+    def result(self) -> MaterializedWrite:
+        """What is visible now, of all attempts; `to_materialize_result()` is for an asset."""
+        return MaterializedWrite.of(super().result)
 
 
 class ExactlyOnceWriter(BigQueryWriter):
@@ -51,6 +68,50 @@ class ExactlyOnceWriter(BigQueryWriter):
         description="Streams of one write. BigQuery takes 5 to 10 MB/s over one: use more when "
         "that is what a write waits for.",
     )
+
+    def open(
+        self, table: Destination, options: TableOptions | None = None, key: str | None = None
+    ) -> OpenWrite:
+        """Begin a long append that makes its rows visible checkpoint by checkpoint.
+
+        When it is opened again under the same key (by a retry, or after the process died), its
+        `position` says where the last checkpoint was: read the source from there.
+
+        Args:
+            table: As for `append`.
+            options: As for `append`.
+            key: As for `append`.
+
+        Returns:
+            The write, for a `with` statement that closes it.
+
+        Raises:
+            WriteKeyError: The key was used for something else, or is missing.
+            UnknownOutcomeError: It cannot be known whether what is recorded is visible.
+            ConnectorError: The ledger or BigQuery cannot be reached.
+
+        Example:
+            ```python
+            with writer.open("shop.events", key="events of 2026") as write:
+                for chunk in source.chunks(after=write.position):
+                    write.append(chunk.rows)
+                    write.checkpoint(chunk.end)
+            ```
+        """
+        check_options(options)
+        connected = Connected.to(self.bigquery)
+        identity = self._key(connected, "append", table, key)
+        target = resolved(connected, table)
+
+        def prepare(batches: Batches) -> tuple[EnsuredTable, Check | None]:
+            ensured, checked = self._streamed(connected, batches, table, options)
+            return ensured, checked.check if checked else None
+
+        ref = target if isinstance(target, TableRef) else target.table
+        progress = Progress(f"Appending to {ref}", log())
+        place = Place(ref, place_of(target), prepare)
+        ledger = self._open_ledger(connected, None)
+        return OpenWrite(self._sending(connected, progress), ledger, place, identity)
 
     def _key(
         self, connected: Connected, operation: Operation, table: Destination, key: str | None

@@ -37,6 +37,13 @@ class Fault(enum.Enum):
     REFUSED = "the request is wrong: no retry mends it"
 
 
+# What `requests` raises of a connection, in the middle of an answer too.
+_TRANSPORT = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    ConnectionError,
+)
 _Grpc = grpc.StatusCode
 _Storage = types.StorageError.StorageErrorCode
 _Row = types.RowError.RowErrorCode
@@ -91,7 +98,9 @@ _TABLE: Sequence[_Verdicts] = (
     ),
     _Verdicts(
         Fault.THROTTLED,
-        says=r"quota.* ((per|a) (second|minute)|concurrent|queued)|request '.* throttled",
+        says=r"quota.* ((per|a) (second|minute)|concurrent|queued)|request '.* throttled"
+        # Of an upload's failure Cloud Storage's client leaves the reason in the text.
+        r"|\brateLimitExceeded\b|exceeded rate limits",
         grpc=(_Grpc.RESOURCE_EXHAUSTED,),
         reasons=("rateLimitExceeded", "jobRateLimitExceeded"),
         http=(429,),
@@ -220,8 +229,11 @@ def classify(error: BaseException | status_pb2.Status) -> Fault:
     if isinstance(error, grpc.RpcError):
         return _by_code(error_code(error), error_text(error), _details(error))
     if isinstance(error, api.GoogleAPICallError):
+        # One that came over gRPC carries the call, with what only its details say.
+        if isinstance(error.response, grpc.RpcError):
+            return classify(error.response)
         return _by_http(error)
-    if isinstance(error, (requests.ConnectionError, requests.Timeout, ConnectionError)):
+    if isinstance(error, _TRANSPORT):
         return Fault.BROKEN
     if isinstance(error, google.auth.exceptions.TransportError):
         return Fault.BROKEN

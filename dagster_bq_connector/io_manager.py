@@ -1,9 +1,9 @@
 """`BigQueryIOManager`: what assets return becomes tables, and tables become what assets take."""
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 import pyarrow as pa
@@ -18,7 +18,10 @@ from dagster_bq_connector.errors import (
     UnsupportedError,
 )
 from dagster_bq_connector.metadata import MaterializedWrite
+from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.read.rows import Rows
+from dagster_bq_connector.read.session import ReadSession
+from dagster_bq_connector.read.stream import StreamReader
 from dagster_bq_connector.resources import STRICT, BigQueryReader, Connected
 from dagster_bq_connector.schema.data import open_data
 from dagster_bq_connector.schema.frames import frame_package
@@ -34,13 +37,21 @@ _FORMS = (
     "pyarrow.Table, pyarrow.RecordBatchReader, polars.DataFrame, polars.LazyFrame or "
     "pandas.DataFrame"
 )
+_ELSEWHERE = (
+    'give the mapped output another IO manager, dg.Out(io_manager_key="..."), and let the op '
+    "that collects them return all the rows."
+)
+# What Dagster calls an output that nobody named.
+DEFAULT_OUTPUT = "result"
 
 
 class BigQueryIOManager(dg.ConfigurableIOManager):
     """Stores what assets and ops return in tables, and loads tables for what they take.
 
     An asset's table is the last part of its key. Its dataset is the metadata `schema` of the
-    asset, else `dataset`, else the part of the key before the last.
+    asset, else `dataset`, else the part of the key before the last. An op's output that is no
+    asset has the table that its metadata `table` says, else that of its name; one with neither is
+    refused, since all such would share the table `result`.
 
     Outputs may be whatever a writer takes. Inputs come as their annotation says: a
     `pyarrow.Table` (also without annotation), a `pyarrow.RecordBatchReader`, `Rows`, a Polars
@@ -79,7 +90,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a writer that cannot do what `mode` asks, as soon as both are known."""
+        """Refuse what is no writer, or cannot do what `mode` asks, as soon as both are known."""
         super().model_post_init(context)
         self._check()
 
@@ -87,8 +98,9 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         """Write what an asset or op returned.
 
         Raises:
+            ConfigurationError: It has no table of its own, or no dataset.
             SchemaError: It holds no rows that can be written, or does not fit the table.
-            PartitionError: A row belongs to another partition. Nothing was changed.
+            PartitionError: A row belongs to another partition; it says what was written.
             ConnectorError: As `BigQueryWriter.replace` and `append` raise them.
         """
         self._check()
@@ -99,11 +111,17 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
             )
         if _is_mapped(context) and self.mode == "replace":
             raise UnsupportedError(
-                f"Output {context.name!r} of a mapped step would replace those of the other "
-                'steps: collect them first, or use mode="append".'
+                f"{_name(context)} would replace the rows of the other mapping keys, which have "
+                f'the same table: {_ELSEWHERE} When no op takes them, mode="append" keeps all.'
+            )
+        address = self._address(context, context)
+        if self.mode == "replace" and (other := _sharer(context)):
+            raise ConfigurationError(
+                f"{_name(context)} and {other} would replace each other in {address}: give each "
+                'its own metadata={"table": ...} or name.'
             )
         connected = Connected.to(self.writer.bigquery)
-        table = connected.resolve(self._address(context, context))
+        table = connected.resolve(address)
         batches = open_data(obj)
         destination = self._destination(connected, context, table, batches.schema)
         layout = None if isinstance(destination, TableRef) else destination.options
@@ -117,14 +135,22 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         """Read what an asset or op takes.
 
         Raises:
-            UnsupportedError: Its annotation is no form that rows can be given in.
-            TableNotFoundError: The table does not exist: materialize the asset first.
+            UnsupportedError: Its annotation is no form that rows can be given in, or it comes
+                from a mapped step or a dynamic output, which have no table of their own.
+            TableNotFoundError: The table does not exist: materialize the asset first. Of no
+                partition it is empty and without columns instead.
             ConnectorError: As `BigQueryReader.read` raises them.
         """
+        self._check()
         upstream = context.upstream_output
         if upstream is None:
             raise ConfigurationError(
-                f"Input {context.name!r} comes from no asset or op, so its table is unknown."
+                f"{_input_name(context)} comes from no asset or op, so its table is unknown."
+            )
+        if _is_mapped(upstream):
+            raise UnsupportedError(
+                f"{_input_name(context)} would get the rows of all mapping keys of one run and "
+                f"of those before, which have the same table: {_ELSEWHERE}"
             )
         form = _form(context)
         connected = Connected.to(self.writer.bigquery)
@@ -132,34 +158,46 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         columns, where = _pushed_down(context)
         source: TableRef | RowSlice = table
         if context.has_asset_partitions:
-            expression = (upstream.definition_metadata or {}).get("partition_expr")
+            expression = _said(upstream.definition_metadata, "partition_expr")
             keys = list(context.asset_partition_keys)
             definition = context.asset_partitions_def
             partitions = AssetPartitions.of(table, definition, keys, expression)
             if keys:
                 source = partitions.rows()
             else:  # a mapping may lead to no partition at all
-                where = _no_row(connected, table)
+                try:
+                    where = _no_row(connected, table)
+                except (TableNotFoundError, DatasetNotFoundError):
+                    return _nothing(form)
         reader = BigQueryReader(bigquery=self.writer.bigquery)
         if form == "lazy":
             return reader.scan(source, columns, where)
         return _convert(reader.read(source, columns, where), form)
 
     def _check(self) -> None:
-        writer: object = self.writer
-        if isinstance(writer, BigQueryWriter) and self.mode == "replace" and not writer.replaces:
+        writer: Any = cast(Any, self.writer)  # or what was passed instead
+        if isinstance(writer, dg.ResourceDefinition):  # a function: a run shows what it returns
+            return
+        # One that is configured at launch knows its class.
+        kind: type = getattr(writer, "resource_cls", type(writer))
+        if not issubclass(kind, BigQueryWriter):
+            given = "it has none" if writer is None else f"{kind.__name__} is none"
             raise ConfigurationError(
-                f"{type(writer).__name__} cannot replace what is there, and mode is 'replace': "
+                f"BigQueryIOManager needs a writer, and {given}: pass writer=FileLoadsWriter(...) "
+                'or, with mode="append", DefaultStreamWriter(...).'
+            )
+        if self.mode == "replace" and not kind.replaces:
+            raise ConfigurationError(
+                f"{kind.__name__} cannot replace what is there, and mode is 'replace': "
                 'use FileLoadsWriter, or mode="append".'
             )
 
     def _address(
         self, context: dg.OutputContext | dg.InputContext, output: dg.OutputContext
     ) -> str:
-        metadata = output.definition_metadata or {}
         path = list(context.asset_key.path) if context.has_asset_key else []
-        table = path[-1] if path else metadata.get("table") or output.name
-        dataset = metadata.get("schema") or self.dataset or (path[-2] if len(path) > 1 else None)
+        table = path[-1] if path else _op_table(output)
+        dataset = _text(output, "schema") or self.dataset or (path[-2] if len(path) > 1 else None)
         if not dataset:
             raise ConfigurationError(
                 f"{_name(context)} has no dataset: set `dataset` on the IO manager, "
@@ -173,7 +211,7 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
         """Partitions of the table when they are such; otherwise rows of it."""
         if not context.has_asset_partitions:
             return table
-        expression = (context.definition_metadata or {}).get("partition_expr")
+        expression = _said(context.definition_metadata, "partition_expr")
         definition, keys = context.asset_partitions_def, context.asset_partition_keys
         partitions = AssetPartitions.of(table, definition, keys, expression)
         whole = partitions.partitions()
@@ -198,39 +236,108 @@ class BigQueryIOManager(dg.ConfigurableIOManager):
 
 
 def _name(context: dg.OutputContext | dg.InputContext) -> str:
+    """What is stored or loaded, for messages."""
     if context.has_asset_key:
         return f"Asset {context.asset_key.to_user_string()!r}"
-    return f"Output {context.name!r}"
+    if isinstance(context, dg.InputContext):
+        return _input_name(context)
+    name, step = _known(context, "name"), _known(context, "step_key")
+    return (f"Output {name!r}" if name else "The output") + (f" of op {step!r}" if step else "")
+
+
+def _input_name(context: dg.InputContext) -> str:
+    """An input, for messages; an asset that is loaded outside of a run has no input."""
+    if context.has_input_name:
+        return f"Input {context.name!r}"
+    return _name(context) if context.has_asset_key else "The input"
+
+
+def _known(context: dg.OutputContext | dg.InputContext, attribute: str) -> Any:
+    """An attribute of a context; None in one that somebody built without it."""
+    try:
+        return getattr(context, attribute)
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _op_table(output: dg.OutputContext) -> str:
+    """The table of an op's output that is no asset."""
+    table, name = _text(output, "table"), _known(output, "name")
+    if table is None and name in (None, DEFAULT_OUTPUT):
+        raise ConfigurationError(
+            f"{_name(output)} has no name of its own, so that every such output would be the "
+            f'table {DEFAULT_OUTPUT!r}: set dg.Out(metadata={{"table": "my_table"}}) or '
+            'out={"my_table": dg.Out()}; or, as for the inner ops of a graph asset, '
+            'dg.Out(io_manager_key="...") of another IO manager.'
+        )
+    return table or name
+
+
+def _sharer(context: dg.OutputContext) -> str | None:
+    """Another output of an op of the same job that has the same table."""
+    step = _known(context, "step_context")
+    if step is None or context.has_asset_key:
+        return None
+    own = _place(step.op_def.output_def_named(context.name))
+    for other in step.execution_plan.steps:
+        for output in other.step_outputs:
+            if output.asset_key or (other.key, output.name) == (context.step_key, context.name):
+                continue
+            node = step.job_def.get_node(other.node_handle)
+            definition = node.output_def_named(output.name)
+            if not definition.dagster_type.is_nothing and _place(definition) == own:
+                return f"{output.name!r} of op {other.key!r}"
+    return None
+
+
+def _place(definition: Any) -> tuple[object, ...]:
+    """Where an output of an op is stored."""
+    table, dataset = (_said(definition.metadata, key) for key in ("table", "schema"))
+    return definition.io_manager_key, dataset, table or definition.name
 
 
 def _is_mapped(context: dg.OutputContext) -> bool:
     """Whether other steps, or outputs, of the same run write the same table."""
-    try:
-        return context.mapping_key is not None or context.step_key.endswith("]")
-    except dg.DagsterInvariantViolationError:  # a context that somebody built, of no step
-        return False
+    return context.mapping_key is not None or (_known(context, "step_key") or "").endswith("]")
 
 
 def _pushed_down(context: dg.InputContext) -> tuple[Sequence[str] | None, str | None]:
     """The columns and the filter that the metadata of an input ask for."""
-    metadata = context.definition_metadata or {}
-    columns, where = metadata.get("columns"), metadata.get("where")
-    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
+    columns = _said(context.definition_metadata, "columns")
+    listed = isinstance(columns, Sequence) and not isinstance(columns, str)
+    if columns is not None and not (listed and all(isinstance(name, str) for name in columns)):
         raise ConfigurationError(
-            f"columns={columns!r} of input {context.name!r}: write a list of column names."
+            f"{_input_name(context)} has the metadata columns={columns!r}: write a list of column "
+            "names."
         )
-    if where is not None and not isinstance(where, str):
-        raise ConfigurationError(f"where={where!r} of input {context.name!r}: write SQL.")
-    return columns, where
+    return columns, _text(context, "where")
+
+
+def _text(context: dg.OutputContext | dg.InputContext, key: str) -> str | None:
+    """An entry of the metadata that is text."""
+    value = _said(context.definition_metadata, key)
+    if value is None or isinstance(value, str):
+        return value
+    owner = _input_name(context) if isinstance(context, dg.InputContext) else _name(context)
+    raise ConfigurationError(f"{owner} has the metadata {key}={value!r}: write it as text.")
+
+
+def _said(metadata: Mapping[str, Any] | None, key: str) -> Any:
+    """An entry of metadata, also of one that was given as a `MetadataValue`."""
+    value = (metadata or {}).get(key)
+    return value.value if isinstance(value, dg.MetadataValue) else value
 
 
 def _form(context: dg.InputContext) -> str:
-    """The form that an input's annotation asks for."""
-    kind: Any = context.dagster_type.typing_type
+    """The form that an input's annotation asks for; of a list, that of its items."""
+    declared = _known(context, "dagster_type")
+    kind: Any = declared.typing_type if declared else Any
+    if get_origin(kind) is list and context.has_input_name:  # what fans in is loaded one by one
+        [kind] = get_args(kind)
     if get_origin(kind) in (Union, types.UnionType):
         [kind, *_] = [part for part in get_args(kind) if part is not type(None)]
     kind = get_origin(kind) or kind
-    if kind is Any or kind is pa.Table:
+    if kind in (Any, object, pa.Table):
         return "arrow"
     if kind is pa.RecordBatchReader:
         return "reader"
@@ -239,7 +346,7 @@ def _form(context: dg.InputContext) -> str:
     if isinstance(kind, type) and (package := frame_package(kind)):
         return "lazy" if kind.__name__ == "LazyFrame" else package
     raise UnsupportedError(
-        f"Input {context.name!r} is annotated {kind}, which no table can be loaded as: annotate "
+        f"{_input_name(context)} is annotated {kind}, which no table can be loaded as: annotate "
         f"it {_FORMS}."
     )
 
@@ -248,6 +355,21 @@ def _no_row(connected: Connected, table: TableRef) -> str:
     """A filter that no row passes, and a table takes that requires one of its partitions."""
     every = every_row(partitioning_of(connected.admin.get(table)))
     return f"{every} AND FALSE" if every else "FALSE"
+
+
+def _nothing(form: str) -> Any:
+    """No rows, nor columns: what an asset that takes itself gets before its table is there."""
+    if form == "lazy":
+        import polars as pl
+
+        return pl.LazyFrame()
+    schema = pa.schema([])
+    session = ReadSession("", (), schema, schema, 0)
+    return _convert(Rows([session], _no_stream, lambda: Progress("reading")), form)
+
+
+def _no_stream(stream: str) -> StreamReader:
+    raise AssertionError(f"{stream} is of no session")
 
 
 def _convert(rows: Rows, form: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -124,6 +125,12 @@ def log() -> Log | None:
     """Where progress goes: the log of the run, when there is one."""
     context = run_context()
     return context.log.info if context else None
+
+
+def warn() -> Log:
+    """Where warnings go: the log of the run, else Python's."""
+    context = run_context()
+    return context.log.warning if context else logging.getLogger("dagster_bq_connector").warning
 
 
 def job_labels(context: Context | None) -> Mapping[str, str]:

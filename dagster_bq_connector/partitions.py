@@ -12,7 +12,8 @@ import dagster as dg
 from dagster_bq_connector.errors import ConfigurationError, PartitionError
 from dagster_bq_connector.table.options import TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
-from dagster_bq_connector.table.slice import INGESTION_TIME, TableSlice, TimeFilter, Window
+from dagster_bq_connector.table.slice import INGESTION_TIME, TableSlice, TimeFilter
+from dagster_bq_connector.table.window import Window
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 
@@ -104,12 +105,12 @@ class DailyTable:
         slice_ = self.for_keys(keys)
         if isinstance(definition, dg.TimeWindowPartitionsDefinition):
             for key, window in slice_.windows:
-                theirs = definition.time_window_for_partition_key(key)
-                if (theirs.start, theirs.end) != (window.start, window.end):
+                found = definition.time_window_for_partition_key(key)
+                theirs = Window(found.start, found.end)
+                if theirs != window:
                     raise PartitionError(
-                        f"Partition {key!r} of the asset is {Window(theirs.start, theirs.end)}, "
-                        f"and of {self} it is {window}: use {self.table}'s partitions_def() for "
-                        "the asset."
+                        f"Partition {key!r} of the asset is {theirs}, and of {self} it is "
+                        f"{window}: use {self.table}'s partitions_def() for the asset."
                     )
         return slice_
 

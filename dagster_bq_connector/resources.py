@@ -356,7 +356,8 @@ def _rows_of(
             f"where is {type(where).__name__}: write SQL, or pass what where() of a DailyTable "
             "gives."
         )
-    return refuse_long(f"({sql}) AND ({where})", slice_.table) if where else sql
+    # A filter may end in a comment, which ends with its line.
+    return refuse_long(f"({sql}) AND ({where}\n)", slice_.table) if where else sql
 
 
 def _refuse_other_columns(tables: Sequence[TableRef], sessions: Sequence[ReadSession]) -> None:

@@ -1,31 +1,33 @@
 """The writers: one abstract resource, and one class for each write method."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import dagster as dg
 import dagster_gcp
+import pyarrow as pa
+from google.cloud.bigquery import SchemaField
 from pydantic import Field
 
 from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
 from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import STRICT, Connected, Destination
+from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.schema.types import table_fields
-from dagster_bq_connector.table.admin import Creation, EnsuredTable
+from dagster_bq_connector.table.admin import Creation, Draft, EnsuredTable
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
-from dagster_bq_connector.write import default_stream, file_loads
-from dagster_bq_connector.write.jobs import JobSettings
+from dagster_bq_connector.write import default_stream
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
-from dagster_bq_connector.write.staging import Staging
 from dagster_bq_connector.write.targets import (
-    Ensure,
+    FindDraft,
     Targets,
     check_streamable,
     of_rows,
@@ -38,13 +40,15 @@ from dagster_bq_connector.write_keys import write_key
 # Beyond that a process has no use for more: it cannot fill these.
 MAX_CONNECTIONS = 64
 Slice = TableSlice | RowSlice
+WITHOUT_SCHEMA = "Files alone do not say its columns: create it, or pass schema=."
 AS_IT_IS = Creation(tables=False, why_not="It was dropped while rows were appended.")
 
 
 class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
     """Writes tables. What writes is chosen by choosing one of its subclasses.
 
-    Assets ask for this class; the definitions pass a `DefaultStreamWriter` or a `FileLoadsWriter`.
+    Assets ask for this class; the definitions pass a `DefaultStreamWriter`, an
+    `ExactlyOnceWriter` or a `FileLoadsWriter`.
 
     Attributes:
         bigquery (BigQueryResource): The connection, ours or that of dagster_gcp.
@@ -87,6 +91,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         Raises:
             SchemaError: The columns do not fit the table. Nothing was written.
             FailedRowsError: Some rows do not fit; it says which, and what was written.
+            PartitionError: A row belongs to another partition; it says what was written.
             TableNotFoundError, DatasetNotFoundError: It is missing and may not be created.
             TableMismatchError: The table is laid out otherwise than `options` ask.
             UnsupportedError: The write method does not take a type, or a partition.
@@ -96,7 +101,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
                 apart; or the key was used for something else.
             UnreachableError: No answer within the deadline.
         """
-        _refuse_other_options(options)
+        check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "append", table, key)
         return MaterializedWrite.of(self._append(connected, data, table, options, identity))
@@ -125,12 +130,12 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
 
         Raises:
             UnsupportedError: The write method cannot replace, or BigQuery takes no DELETE on the
-                table now and the part cannot be replaced without. Nothing was changed.
-            PartitionError: A row belongs to another partition. Nothing was changed.
+                table now and the part cannot be replaced without. No row was written.
+            PartitionError: A row belongs to another partition. No row was written.
             RefusedError: BigQuery refused jobs; of several partitions the error says which.
-            ConnectorError: As for `append`; nothing was changed.
+            ConnectorError: As for `append`; no row was written.
         """
-        _refuse_other_options(options)
+        check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "replace", table, key)
         return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
@@ -175,13 +180,13 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         streamed: bool = False,
     ) -> Targets:
         """Where the rows go by jobs, from files or from a staging table that streams fill."""
-        ensure = self._ensure(connected, data)
+        find = self._drafts(connected, data.schema)
         if isinstance(table, TableSlice):
-            return of_slice(table.resolve(connected.project), ensure, options, streamed)
+            return of_slice(table.resolve(connected.project), find, options, streamed)
         if isinstance(table, RowSlice):
             slice_ = table.resolve(connected.project)
-            return of_rows(slice_, ensure, options, connected.admin.expression_type, operation)
-        return of_table(connected.resolve(table), ensure, options, streamed)
+            return of_rows(slice_, find, options, connected.admin.draft_type, operation)
+        return of_table(connected.resolve(table), find, options, streamed)
 
     def _streamed(
         self, connected: Connected, data: Batches, table: Destination, options: TableOptions | None
@@ -201,23 +206,32 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         if slice_:
             check_streamable(slice_)
         layout = slice_.options if slice_ else None
-        ensured = self._ensure(connected, data)(ref, options or layout)
-        return ensured, of_stream(slice_, ensured) if slice_ else None
+        draft = self._drafts(connected, data.schema)(ref, options or layout)
+        return of_stream(slice_, draft) if slice_ else (draft.make(), None)
 
-    def _ensure(self, connected: Connected, data: Batches) -> Ensure:
-        """Finds or creates tables for this data."""
+    def _drafts(self, connected: Connected, schema: pa.Schema | None) -> FindDraft:
+        """Finds tables for data of a schema, or what they will be."""
         creation = Creation(tables=self.create_table, datasets=self.create_dataset)
+        if schema is None:
+            creation = Creation(tables=False, why_not=WITHOUT_SCHEMA)
 
-        def ensure(ref: TableRef, options: TableOptions | None) -> EnsuredTable:
+        def columns() -> Sequence[SchemaField]:
+            return table_fields(schema) if schema is not None else ()
+
+        def find(ref: TableRef, options: TableOptions | None) -> Draft:
             allowed = creation
-            if ref.partition and not (options and options.partitioning):
+            if schema is not None and ref.partition and not (options and options.partitioning):
                 why_not = (
                     "How it would be partitioned is not known: pass options with a partitioning."
                 )
                 allowed = Creation(tables=False, why_not=why_not)
-            return connected.admin.ensure(ref, lambda: table_fields(data.schema), options, allowed)
+            draft = connected.admin.draft(ref, columns, options, allowed)
+            if draft.given and schema is not None:
+                # No table gets a column for data that does not fit the others.
+                Conformer(schema, draft.table.columns)
+            return draft
 
-        return ensure
+        return find
 
 
 class DefaultStreamWriter(BigQueryWriter):
@@ -267,7 +281,7 @@ class DefaultStreamWriter(BigQueryWriter):
                 progress,
                 connected.deadline,
                 connections=self.connections,
-                look_up=lambda: connected.admin.ensure(ref, lambda: (), None, AS_IT_IS),
+                look_up=lambda: connected.admin.draft(ref, lambda: (), None, AS_IT_IS).table,
                 check=checked.check if checked else None,
             )
         return replace(result, partitions=dict(checked.counts)) if checked else result
@@ -280,61 +294,9 @@ class DefaultStreamWriter(BigQueryWriter):
         options: TableOptions | None,
         key: WriteKey,
     ) -> WriteResult:
-        raise UnsupportedError("The default stream only adds rows: replace with FileLoadsWriter.")
-
-
-class FileLoadsWriter(BigQueryWriter):
-    """Writes by load jobs from Parquet files, which it stages in Cloud Storage and then deletes.
-
-    Load jobs are atomic; by Google's documentation they are free, and a table takes 1,500 of them
-    a day. When rows fail, nothing is written.
-
-    A `RowSlice`, and columns of JSON, RANGE and INTERVAL, which no load job takes from Parquet, are
-    loaded into a staging table of the same dataset, and written from there by one transaction. Its
-    queries are billed as such. A transaction that another one excludes is tried again. When the
-    process dies, the staging table is dropped by BigQuery a day later.
-    """
-
-    staging: str = Field(description="gs://bucket or gs://bucket/prefix for the files.")
-
-    def _append(
-        self,
-        connected: Connected,
-        data: Data,
-        table: Destination,
-        options: TableOptions | None,
-        key: WriteKey,
-    ) -> WriteResult:
-        return self._load(connected, data, table, options, key, "append")
-
-    def _replace(
-        self,
-        connected: Connected,
-        data: Data,
-        table: Destination,
-        options: TableOptions | None,
-        key: WriteKey,
-    ) -> WriteResult:
-        return self._load(connected, data, table, options, key, "replace")
-
-    def _load(
-        self,
-        connected: Connected,
-        data: Data,
-        table: Destination,
-        options: TableOptions | None,
-        key: WriteKey,
-        operation: Operation,
-    ) -> WriteResult:
-        batches, deadline = open_data(data), connected.deadline
-        billing, clients = connected.billing_project, connected.clients
-        staging = Staging(clients, billing, self.staging, key.attempt, deadline)
-        targets = self._targets(connected, batches, table, options, operation)
-        settings = JobSettings(
-            connected.rest, targets.location, key, operation, labels_of(connected), deadline
+        raise UnsupportedError(
+            "The default stream only adds rows: replace with ExactlyOnceWriter or FileLoadsWriter."
         )
-        with Progress(f"Loading into {targets.table}", log()) as progress:
-            return file_loads.load(settings, staging, targets, batches, progress)
 
 
 def check_connections(connections: int) -> None:
@@ -361,7 +323,12 @@ def resolved(connected: Connected, table: Destination) -> TableRef | Slice:
     return connected.resolve(table)
 
 
-def _refuse_other_options(options: object) -> None:
+def check_options(options: object) -> None:
+    """Refuse what is no layout of a table.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     if options is not None and not isinstance(options, TableOptions):
         raise ConfigurationError(
             f"options is {type(options).__name__}: pass TableOptions(partitioning=..., ...)."

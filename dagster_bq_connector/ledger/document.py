@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 from dagster_bq_connector.errors import LedgerError
 
-# Who lost the answer to a change finds it among so many later ones. Each takes 19 characters of
-# the 16,384 that a description holds; in the time that one change may be in doubt (minutes, at 5
-# changes of a table in 10 seconds) more than these are not to be expected.
+# Who lost the answer to a change finds it among so many later ones. The homes take a minute or half
+# of one for as many, and who lost an answer looks at once. Each takes 19 characters of the 16,384
+# that a description holds.
 HISTORY = 32
 
 
@@ -59,26 +59,26 @@ class Document(NamedTuple):
         """
         try:
             found = json.loads(content)
-            text, version, nonces = found["key"], found["version"], found["nonces"]
-            value = cast("object", found["value"])
-            if not (isinstance(value, dict) and isinstance(text, str) and isinstance(version, int)):
-                raise TypeError("its fields have other types")
-            history = tuple(map(str, nonces[-HISTORY:]))
-            if not history:
-                raise ValueError("it has no nonce")
+            text, version, value = found["key"], found["version"], found["value"]
+            nonces = list(found["nonces"])
         except (ValueError, TypeError, KeyError) as error:
-            raise LedgerError(
-                f"{place} is no entry of the ledger, or was edited by hand ({error!r}). Look at "
-                "it, and delete it if nothing there is needed."
-            ) from error
-        return cls(text, cast("dict[str, Any]", value), version, history)
-
-    def nonce_of(self, version: int) -> str | None:
-        """The nonce of a version, None when the history does not reach back to it."""
-        back = self.version - version
-        return self.history[-1 - back] if 0 <= back < len(self.history) else None
+            raise _unreadable(place, repr(error)) from error
+        if not (isinstance(text, str) and isinstance(value, dict)):
+            raise _unreadable(place, "its key or its value has another type")
+        if type(version) is not int or version < 1:
+            raise _unreadable(place, "its version is no number from 1")
+        if not nonces or not all(isinstance(nonce, str) for nonce in nonces):
+            raise _unreadable(place, "it has no nonces")
+        return cls(text, cast("dict[str, Any]", value), version, tuple(nonces[-HISTORY:]))
 
 
 def new_nonce() -> str:
     """Sixteen hexadecimal digits, which nobody else has."""
     return secrets.token_hex(8)
+
+
+def _unreadable(place: str, why: str) -> LedgerError:
+    return LedgerError(
+        f"{place} is no entry of the ledger, or was edited by hand: {why}. Look at it, and delete "
+        "it if nothing there is needed."
+    )

@@ -72,6 +72,11 @@ class Entry:
         """Whether both are the same version, even if the home's token is another by now."""
         return self.version == other.version and self.history[-1] == other.history[-1]
 
+    def nonce_of(self, version: int) -> str | None:
+        """The nonce of a version, None when the history does not reach back to it."""
+        back = self.version - version
+        return self.history[-1 - back] if 0 <= back < len(self.history) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -245,15 +250,15 @@ class Ledger(abc.ABC):
             except REST_ERRORS as error:
                 fault, failure = classify(error), error
             if not is_gone(failure) and fault not in PASSING | OVERTAKEN:
-                raise explain(failure, change.subject) from failure
+                raise explain(failure, change.doubtful_subject) from failure
             change.in_doubt = change.in_doubt or fault is Fault.BROKEN
             if fault is not Fault.THROTTLED or change.in_doubt:
-                stands = self.get(key)
+                stands = self._find(key.name, change.doubtful_subject)
                 if (won := change.won(stands)) is not None:
                     return Written(stands, won)
                 token = stands.token if stands else None
             if (pause := next(pauses, None)) is None:
-                raise explain(failure, change.subject) from failure
+                raise explain(failure, change.doubtful_subject) from failure
             time.sleep(pause)
 
 
@@ -289,6 +294,13 @@ class _Change:
         stored = Document.from_json(content, self.subject)
         return Entry(self.key, stored.value, stored.version, token, tuple(stored.history))
 
+    @property
+    def doubtful_subject(self) -> str:
+        """The entry, for errors that leave it open whether a try has succeeded."""
+        if not self.in_doubt:
+            return self.subject
+        return f"{self.subject}, whose version {self.mine.version} may have been written from here"
+
     def won(self, stands: Entry | None) -> bool | None:
         """Who won, told by what stands now; None when nobody did yet.
 
@@ -300,9 +312,11 @@ class _Change:
         if stands is not None:
             if self.before and stands.is_version_of(self.before):
                 return None  # the token is another: somebody set a label, or the like
-            found = Document("", {}, stands.version, stands.history).nonce_of(self.mine.version)
-            if found is not None:
-                return found == self.mine.history[-1]
+            found = stands.nonce_of(self.mine.version)
+            if found == self.mine.history[-1]:
+                return True
+            if found is not None and not (self.in_doubt and self._is_another(stands)):
+                return False
         if self.in_doubt:
             state = f"is at version {stands.version}" if stands else "was deleted"
             raise LedgerError(
@@ -311,6 +325,13 @@ class _Change:
                 "compare its value with what was to be written."
             )
         return False
+
+    def _is_another(self, stands: Entry) -> bool:
+        """Whether the entry was deleted and made anew, told by the version that it had before."""
+        if self.before is None:
+            return False
+        found = stands.nonce_of(self.before.version)
+        return found not in (None, self.before.history[-1])
 
 
 def kind_of(name: str) -> Kind | None:

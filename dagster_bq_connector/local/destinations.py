@@ -85,9 +85,9 @@ class Job:
 
     @functools.cached_property
     def copied(self) -> Any:
-        """The one whole table that a copy job copies."""
+        """The whole table that a copy job copies; of several, which are alike, the first."""
         sources = self.sources
-        if len(sources) != 1 or split(sources[0][2])[1] or "@" in sources[0][2]:
+        if not sources or any(split(name)[1] or "@" in name for *_, name in sources):
             return None
         return tables.load(*sources[0])
 

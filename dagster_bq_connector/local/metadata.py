@@ -5,9 +5,10 @@ of a table's metadata holds one lock, and so does the step that takes a job id. 
 process left running are ended: nobody else would ever end them. Upstream's etag is a digest of what
 it stores, and columns are stored elsewhere: ALTER TABLE gives a new time of change, so a new etag.
 
-A patch of the schema adds fields to structs too, where upstream adds columns only.
+A patch of the schema adds fields to structs too, where upstream adds columns only. A table is in
+the location of its dataset.
 
-Seams: `tables._alter`, `tables.create/update/annotate/delete`, `ddl.apply`,
+Seams: `tables._alter`, `tables.defaults`, `tables.create/update/annotate/delete`, `ddl.apply`,
 `datasets.create/update`, `runner.submit`, `query._run` for ALTER TABLE, and the registry
 `options.TABLE_OPTIONS`.
 """
@@ -123,6 +124,15 @@ def _add_fields(table: str, old: Any, new: Any, above: list[str]) -> None:
         database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {types.duckdb_type(field)}")
 
 
+def _located(defaults: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(project_id: str, dataset_id: str, table_id: str) -> Any:
+        table = defaults(project_id, dataset_id, table_id)
+        dataset = metadata.load(models.Dataset, project_id, dataset_id)
+        return table.replace(location=dataset.location) if dataset and dataset.location else table
+
+    return inner
+
+
 def end_orphaned_jobs() -> None:
     text = "Job execution was cancelled: the local BigQuery was restarted."
     error = BigQueryError("stopped", text)
@@ -134,6 +144,7 @@ def end_orphaned_jobs() -> None:
 def install() -> None:
     end_orphaned_jobs()
     tables._alter = _adding_fields(tables._alter)
+    tables.defaults = _located(tables.defaults)
     for module, name, lock in (
         (tables, "create", catalog_lock),
         (tables, "update", catalog_lock),

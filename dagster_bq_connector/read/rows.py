@@ -93,7 +93,8 @@ class Rows:
         import polars as pl
 
         for batch in self._read(without_extensions):
-            frame = pl.from_arrow(polars_batch(batch))
+            # By way of a table: without columns, Polars takes the number of rows from it alone.
+            frame = pl.from_arrow(pa.Table.from_batches([polars_batch(batch)]))
             assert isinstance(frame, pl.DataFrame)
             yield frame
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from google.api_core.exceptions import GoogleAPICallError, RetryError
@@ -25,7 +26,7 @@ from dagster_bq_connector.errors import (
 from dagster_bq_connector.retry import Backoff, rest_options
 from dagster_bq_connector.schema.types import type_name
 from dagster_bq_connector.table.evolution import with_columns
-from dagster_bq_connector.table.literals import table_sql
+from dagster_bq_connector.table.literals import nulls_sql, table_sql
 from dagster_bq_connector.table.options import TableOptions, partitioning_of
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import Partitioning, every_row
@@ -53,7 +54,7 @@ class Creation:
 
 @dataclass(frozen=True)
 class EnsuredTable:
-    """A table that exists.
+    """A table that exists, or that of a `Draft`, which may not yet.
 
     Attributes:
         ref: Its address, without partition.
@@ -62,6 +63,7 @@ class EnsuredTable:
         partitioning: How it is partitioned, without the expiration of its partitions.
         encryption: The customer's key that encrypts it, if one does.
         location: Where its dataset is.
+        unchanged: Seconds since it was last changed; None when it was created now.
     """
 
     ref: TableRef
@@ -70,6 +72,23 @@ class EnsuredTable:
     partitioning: Partitioning = None
     encryption: bigquery.EncryptionConfiguration | None = None
     location: str | None = None
+    unchanged: float | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A table as a write needs it, for what can be refused before anything is made or changed.
+
+    Attributes:
+        table: The table as it is, or as it will be.
+        given: The columns of the data, when the table is made or changed for them; empty when it
+            stays as it is.
+        make: Makes or changes the table, if need be, and gives it as it is then.
+    """
+
+    table: EnsuredTable
+    given: Sequence[bigquery.SchemaField]
+    make: Callable[[], EnsuredTable]
 
 
 class TableAdmin:
@@ -91,16 +110,16 @@ class TableAdmin:
         try:
             return self._client.get_table(ref.at(None).to_api(), **self._options)
         except REST_ERRORS as error:
-            raise explain(error, f"Table {ref}") from error
+            raise explain(error, f"Table {ref}", self._client.location) from error
 
-    def ensure(
+    def draft(
         self,
         ref: TableRef,
         columns: Columns,
         options: TableOptions | None,
         creation: Creation,
-    ) -> EnsuredTable:
-        """The table, made when it is missing. Losing a race to create it is success.
+    ) -> Draft:
+        """What the table is, or will be for some data. Nothing is made or changed yet.
 
         With `evolution="add"` in the options, an existing table gets the columns that it lacks.
 
@@ -118,54 +137,76 @@ class TableAdmin:
         """
         ref = ref.at(None)
         try:
-            table = self.get(ref)
-        except DatasetNotFoundError:
-            if not creation.datasets:
+            there = self.get(ref)
+        except (TableNotFoundError, DatasetNotFoundError) as error:
+            if isinstance(error, DatasetNotFoundError) and not creation.datasets:
                 raise
-            self._create_dataset(ref)
-            table = self._create(ref, columns, options, creation)
-        except TableNotFoundError:
-            table = self._create(ref, columns, options, creation)
-        if options and (differences := options.differences(table)):
-            raise TableMismatchError(
-                f"Table {ref} is not laid out as asked; {'; '.join(differences)}. Change the "
-                "options, or write to another table: BigQuery cannot change it in place."
-            )
-        if options and options.evolution == "add":
-            table = self._add_columns(ref, table, columns())
-        now = datetime.datetime.now(datetime.UTC)
-        age = (now - (table.created or now)).total_seconds()
-        layout, encryption = partitioning_of(table), table.encryption_configuration
-        return EnsuredTable(ref, table.schema, age, layout, encryption, table.location)
+            if not creation.tables:
+                text = f"Table {ref} does not exist. {creation.why_not}"
+                raise TableNotFoundError(text) from error
+            new = _new_table(ref, given := columns(), options)
+            make = partial(self._create, ref, given, options, creation)
+            return Draft(_ensured(ref, new), given, make)
+        _check_layout(ref, there, options)
+        table = _ensured(ref, there, there.modified)
+        if not options or options.evolution != "add":
+            return Draft(table, (), lambda: table)
+        wanted = columns()
+        more = with_columns(there.schema, wanted)
+        if more == list(there.schema):
+            return Draft(table, (), lambda: table)
+        make = partial(self._add_columns, ref, there, wanted)
+        return Draft(replace(table, columns=more), wanted, make)
 
     def expression_type(self, ref: TableRef, partitioning: Partitioning, expression: str) -> str:
-        """The type of a SQL expression over the columns of a table, found by a dry run.
+        """The type of a SQL expression over what a table has, found by a dry run.
 
         Args:
             ref: The table.
             partitioning: How it is partitioned: it may require a filter of any query.
-            expression: The expression, without aggregates.
+            expression: The expression, which may use pseudo-columns.
 
         Raises:
-            PartitionError: The table does not take the expression.
+            PartitionError: The table does not take the expression, or it is no value of a row.
         """
-        where = f" WHERE {every_row(partitioning)}" if partitioning else ""
-        query = f"SELECT ({expression}) AS value FROM {table_sql(ref)}{where}"
+        return self._type_of(ref, expression, table_sql(ref), every_row(partitioning) or "TRUE")
+
+    def draft_type(self, table: EnsuredTable, expression: str) -> str:
+        """The type of a SQL expression over columns that a table has, or will have.
+
+        Args:
+            table: The table, which need not exist.
+            expression: The expression.
+
+        Raises:
+            PartitionError: It is none over these columns, or no value of a row.
+        """
+        return self._type_of(table.ref, expression, f"(SELECT {nulls_sql(table.columns)})", "TRUE")
+
+    def _type_of(self, ref: TableRef, expression: str, source: str, where: str) -> str:
+        # In a WHERE, because that takes neither aggregates nor analytic functions.
+        query = (
+            f"SELECT ({expression}) AS value FROM {source} "
+            f"WHERE ({expression}) IS NOT NULL AND {where}"
+        )
         config = bigquery.QueryJobConfig(dry_run=True, use_query_cache=False)
         try:
             job = self._client.query(query, job_config=config, job_retry=None, **self._options)
         except REST_ERRORS as error:
             if classify(error) is not Fault.REFUSED:
-                raise explain(error, f"Table {ref}") from error
+                raise explain(error, f"Table {ref}", self._client.location) from error
             raise PartitionError(
                 f"{expression!r} is neither a column of {ref} nor an expression over its columns: "
                 f"{error_text(error)}"
             ) from error
-        return type_name((job.schema or [])[0])
+        value = (job.schema or [])[0]
+        if value.mode == "REPEATED":
+            raise PartitionError(f"{expression!r} of {ref} is an array, which holds no one key.")
+        return type_name(value)
 
     def _add_columns(
         self, ref: TableRef, table: bigquery.Table, wanted: Sequence[bigquery.SchemaField]
-    ) -> bigquery.Table:
+    ) -> EnsuredTable:
         """The table with all columns. Whoever changes it at the same time is not undone."""
         found: list[bigquery.Table] = [table]
 
@@ -178,33 +219,28 @@ class TableAdmin:
             return self._client.update_table(table, ["schema"], **self._options)  # with its etag
 
         try:
-            return Backoff(deadline=self._deadline).call(add, repeat_on={Fault.STALE})
+            return _ensured(ref, Backoff(deadline=self._deadline).call(add, {Fault.STALE}))
         except REST_ERRORS as error:
-            raise explain(error, f"Table {ref}") from error
+            raise explain(error, f"Table {ref}", self._client.location) from error
 
     def _create(
         self,
         ref: TableRef,
-        columns: Columns,
+        columns: Sequence[bigquery.SchemaField],
         options: TableOptions | None,
         creation: Creation,
-    ) -> bigquery.Table:
-        if not creation.tables:
-            raise TableNotFoundError(f"Table {ref} does not exist. {creation.why_not}")
-        table = bigquery.Table(ref.to_api(), schema=list(columns()))
-        if options:
-            options.apply(table)
-            if options.expiration:
-                table.expires = datetime.datetime.now(datetime.UTC) + options.expiration
+    ) -> EnsuredTable:
+        """The table, made. Losing a race to create it is success if it is as asked."""
         try:
-            return self._client.create_table(table, **self._options)
+            table = _new_table(ref, columns, options)
+            return _ensured(ref, self._client.create_table(table, **self._options))
         except REST_ERRORS as error:
             if classify(error) is Fault.TAKEN:
-                return self.get(ref)
+                return self.draft(ref, lambda: columns, options, creation).make()
             if classify(error) is Fault.DATASET_MISSING and creation.datasets:
                 self._create_dataset(ref)
                 return self._create(ref, columns, options, replace(creation, datasets=False))
-            raise explain(error, f"Table {ref}") from error
+            raise explain(error, f"Table {ref}", self._client.location) from error
 
     def _create_dataset(self, ref: TableRef) -> None:
         dataset = bigquery.Dataset(bigquery.DatasetReference(ref.to_api().project, ref.dataset))
@@ -213,3 +249,34 @@ class TableAdmin:
             self._client.create_dataset(dataset, exists_ok=True, **self._options)
         except REST_ERRORS as error:
             raise explain(error, f"Dataset {ref.project}.{ref.dataset}") from error
+
+
+def _new_table(
+    ref: TableRef, columns: Sequence[bigquery.SchemaField], options: TableOptions | None
+) -> bigquery.Table:
+    table = bigquery.Table(ref.to_api(), schema=list(columns))
+    if options:
+        options.apply(table)
+        if options.expiration:
+            table.expires = datetime.datetime.now(datetime.UTC) + options.expiration
+    return table
+
+
+def _check_layout(ref: TableRef, table: bigquery.Table, options: TableOptions | None) -> None:
+    if options and (differences := options.differences(table)):
+        raise TableMismatchError(
+            f"Table {ref} is not laid out as asked; {'; '.join(differences)}. Change the "
+            "options, or write to another table: BigQuery cannot change it in place."
+        )
+
+
+def _ensured(
+    ref: TableRef, table: bigquery.Table, changed: datetime.datetime | None = None
+) -> EnsuredTable:
+    age, unchanged = _seconds_since(table.created) or 0.0, _seconds_since(changed)
+    layout, encryption = partitioning_of(table), table.encryption_configuration
+    return EnsuredTable(ref, table.schema, age, layout, encryption, table.location, unchanged)
+
+
+def _seconds_since(moment: datetime.datetime | None) -> float | None:
+    return (datetime.datetime.now(datetime.UTC) - moment).total_seconds() if moment else None

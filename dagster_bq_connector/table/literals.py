@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from google.cloud.bigquery import SchemaField
+
 from dagster_bq_connector.errors import PartitionError
-from dagster_bq_connector.schema.types import MAX_BIGNUMERIC, MAX_NUMERIC
+from dagster_bq_connector.schema.types import MAX_BIGNUMERIC, MAX_NUMERIC, child_fields, type_name
 from dagster_bq_connector.table.ref import TableRef
 
 MAX_SQL_BYTES = 1_000_000  # BigQuery takes 1 MiB for a query and for a row restriction
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MAX_INTEGER = 2**63
+_SQL_NAMES = {"FLOAT": "FLOAT64"}  # of the names that the API has, the one that SQL has not
 _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}
 
 
@@ -78,6 +81,14 @@ def table_sql(ref: TableRef) -> str:
     return quoted(f"{reference.project}.{ref.dataset}.{ref.table}")
 
 
+def nulls_sql(columns: Sequence[SchemaField]) -> str:
+    """Columns of these names and types for a SELECT that reads no table.
+
+    Types of several parts are put together from theirs, since the local BigQuery casts to none.
+    """
+    return ", ".join(f"{_null_sql(column)} AS {quoted(column.name)}" for column in columns)
+
+
 def refuse_long(sql: str, what: object) -> str:
     """The same SQL.
 
@@ -87,9 +98,23 @@ def refuse_long(sql: str, what: object) -> str:
     if (size := len(sql.encode())) > MAX_SQL_BYTES:
         raise PartitionError(
             f"{what}: the filter of these partitions has {size:,} bytes, and BigQuery takes "
-            f"{MAX_SQL_BYTES:,}: run fewer partitions at a time."
+            f"{MAX_SQL_BYTES:,}: take fewer partitions at a time. Neighbouring times are one "
+            "range, so an expression that makes times of text is short, such as "
+            "PARSE_TIMESTAMP('%Y-%m-%d-%H:%M', hour). BigQueryReader.read(table) reads the whole "
+            "table, without a filter."
         )
     return sql
+
+
+def _null_sql(column: SchemaField) -> str:
+    kind = type_name(column)
+    if kind == "RECORD":
+        value = f"STRUCT({nulls_sql(column.fields)})"
+    elif kind == "RANGE":
+        value = f"RANGE({', '.join(map(_null_sql, child_fields(column)))})"
+    else:
+        value = f"CAST(NULL AS {_SQL_NAMES.get(kind, kind)})"
+    return f"[{value}]" if column.mode == "REPEATED" else value
 
 
 def _moment(moment: datetime) -> str:

@@ -194,6 +194,8 @@ class Membership:
 def stray_text(bound: BoundSlice, row: int, values: Mapping[str, str | None]) -> str:
     """What is wrong with a row that belongs to no part of a slice.
 
+    What has been written by then is for those to add who know.
+
     Args:
         bound: The slice.
         row: Position of the row in the data.
@@ -204,5 +206,5 @@ def stray_text(bound: BoundSlice, row: int, values: Mapping[str, str | None]) ->
     shown = ", ".join(keys[:SHOWN]) + (f" and {len(keys) - SHOWN} more" * (len(keys) > SHOWN))
     return (
         f"Row {row} belongs to another partition: {held}, and the operation writes {shown} of "
-        f"{bound.slice.table}. Nothing was changed. Filter the rows, or run that partition."
+        f"{bound.slice.table}. Filter the rows, or run that partition."
     )

@@ -98,8 +98,8 @@ class TableOptions:
         expiration: How long after its creation the table is dropped; never when None.
         evolution: What becomes of an existing table that lacks columns of the data. `"none"`: it
             is never changed, and the write is refused. `"add"`: the columns, and fields of
-            structs, are added as NULLABLE ones before anything is written; they stay when the
-            write fails afterwards. No column is ever dropped, and no type changed.
+            structs, are added as NULLABLE ones before anything is written, if the others fit; they
+            stay when a row is refused afterwards. No column is ever dropped, and no type changed.
 
     Raises:
         ConfigurationError: More columns than BigQuery takes, or an evolution that is none.

@@ -23,21 +23,12 @@ from dagster_bq_connector.table.options import (
     partitioning_of,
 )
 from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.window import Window, comes_twice, merged_windows
 
 INGESTION_TIME = "_PARTITIONTIME"
 _ID_LENGTH: dict[Granularity, int] = {"hour": 10, "day": 8, "month": 6, "year": 4}
 _UTC = ZoneInfo("UTC")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Window:
-    """The time from `start` up to before `end`; both know their time zone."""
-
-    start: datetime
-    end: datetime
-
-    def __str__(self) -> str:
-        return f"[{self.start.isoformat()}, {self.end.isoformat()})"
+_HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +36,8 @@ class TimeFilter:
     """Rows whose `column` lies in one of `windows`. The literals follow the column's type.
 
     A TIMESTAMP column is compared with the instants at which the windows start and end, a DATETIME
-    or DATE column with what the clocks of their zone show then. A STRING column holds the
+    or DATE column with what the clocks of their zone show then; where they show one time twice, a
+    DATETIME does not say which of two hours a row belongs to. A STRING column holds the
     partition key as it is written, and an INT64 column its digits: the key `2026-08-01` is
     20260801, and `2026-08-01-13:00` is 202608011300.
 
@@ -68,7 +60,8 @@ class TimeFilter:
             name: How the column is written in SQL; its quoted name when None.
 
         Raises:
-            PartitionError: The column has another type, or it is a DATE and a window is no days.
+            PartitionError: The column has another type, or it is a DATE and a window is no days,
+                or a DATETIME and one of the two hours that the clocks show alike is lacking.
         """
         if name is None:
             name = self.column if self.column == INGESTION_TIME else quoted(self.column)
@@ -76,13 +69,31 @@ class TimeFilter:
             raise PartitionError(f"No window of time was given for column {self.column!r}.")
         if type_name in ("STRING", "INTEGER"):
             return f"{name} IN ({', '.join(map(literal, self.values(type_name)))})"
+        by_hour = any(window.length <= _HOUR for window in self.windows)
+        bounds = [self._bounds(w, type_name, by_hour) for w in merged_windows(self.windows)]
         return " OR ".join(
-            f"({name} >= {literal(start)} AND {name} < {literal(end)})"
-            for start, end in (self.bounds(w, type_name) for w in _merged(self.windows))
+            f"({name} >= {literal(start)} AND {name} < {literal(end)})" for start, end in bounds
         )
 
     def bounds(self, window: Window, type_name: str) -> tuple[date, date]:
-        """The ends of a window as values of a DATE, DATETIME or TIMESTAMP column."""
+        """The ends of a window as values of a DATE, DATETIME or TIMESTAMP column.
+
+        Raises:
+            PartitionError: As `sql` does.
+        """
+        return self._bounds(window, type_name, window.length <= _HOUR)
+
+    def _bounds(self, window: Window, type_name: str, by_hour: bool) -> tuple[date, date]:
+        # Longer partitions than an hour have no key for the second time that the clocks show: all
+        # the rows of that time are of one of them.
+        strict = by_hour and type_name == "DATETIME"
+        if strict and (comes_twice(window.start) or comes_twice(window.end)):
+            raise PartitionError(
+                f"Column {self.column!r} is a DATETIME, and {window} begins or ends at a time that "
+                f"the clocks of {window.start.tzinfo} show twice when they go back, so its rows "
+                "cannot be told from those of the other such time: use a TIMESTAMP column, or "
+                "partitions with timezone='UTC'."
+            )
         return self._end(window.start, type_name), self._end(window.end, type_name)
 
     def values(self, type_name: str) -> list[str | int]:
@@ -99,7 +110,7 @@ class TimeFilter:
 
     def _end(self, moment: datetime, type_name: str) -> date:
         if type_name == "TIMESTAMP":
-            return moment
+            return moment.astimezone(_UTC)
         if type_name == "DATETIME":
             return moment.replace(tzinfo=None)
         if type_name == "DATE":
@@ -293,8 +304,8 @@ class TableSlice:
     def _refuse(self, value: str | None, index: int, partition: str, known: dict[str, str]) -> None:
         raise PartitionError(
             f"Row {index} belongs to another partition: {self.column!r} is {value} "
-            f"(partition {partition}), and the operation replaces {', '.join(sorted(known))} of "
-            f"{self.table}. Nothing was changed. Filter the rows, or run that partition."
+            f"(partition {partition}), and the operation writes {', '.join(sorted(known))} of "
+            f"{self.table}. Filter the rows, or run that partition."
         )
 
 
@@ -347,14 +358,3 @@ def _following(start: datetime, granularity: Granularity) -> datetime:
         return start + timedelta(days=1)
     later = start + timedelta(days=31 if granularity == "month" else 366)
     return _floor(later, granularity)
-
-
-def _merged(windows: tuple[Window, ...]) -> list[Window]:
-    """Windows that touch become one: a filter of 31 days is one range."""
-    merged: list[Window] = []
-    for window in sorted(windows):
-        if merged and merged[-1].end >= window.start:
-            merged[-1] = Window(merged[-1].start, max(merged[-1].end, window.end))
-        else:
-            merged.append(window)
-    return merged

@@ -19,6 +19,7 @@ from dagster_bq_connector.errors import (
     FailedRow,
     FailedRowsError,
     Fault,
+    PartitionError,
     RequestTooLargeError,
     SchemaError,
     TableNotFoundError,
@@ -41,7 +42,7 @@ from dagster_bq_connector.write.encode import Encoder, OversizedRow
 from dagster_bq_connector.write.piece import Piece, Sent
 from dagster_bq_connector.write.pool import Pool
 from dagster_bq_connector.write.protobuf import encoder_for
-from dagster_bq_connector.write.result import WriteResult
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
 from dagster_bq_connector.write.steps import step
 
 # The service takes 10 MiB; what it counts beside the rows is left some room.
@@ -94,6 +95,7 @@ def append(
         SchemaError: The columns do not fit the table. Nothing was sent, or the table changed, and
             a note of the error says how many rows are in it.
         FailedRowsError: Some rows were refused; the others are in the table.
+        PartitionError: `check` refused a row. It says how many rows before it were written.
         TableNotFoundError: The table is gone.
         UnreachableError: Rows without acknowledgement may or may not be in the table.
         QuotaError: BigQuery takes no more for now.
@@ -161,7 +163,7 @@ class _Appender:
         self._follow(batch.schema)
         conformed = self._conform(batch)
         if check is not None:
-            check(conformed.batch, position)
+            self._check(check, conformed.batch, position)
         self.failed += [row.moved(position) for row in conformed.failed]
         kept = conformed.positions
         self._send(Piece(conformed.batch, position if kept is None else kept + position))
@@ -202,6 +204,15 @@ class _Appender:
         bad = "".join(f"\n  {row}" for row in self.failed[: FailedRowsError.SHOWN])
         named = f"\n{len(self.failed)} row(s) were refused by then:{bad}" if bad else ""
         return f"{self.rows} row(s) of this append were acknowledged before it failed.{named}"
+
+    def _check(self, check: Check, batch: pa.RecordBatch, position: int) -> None:
+        """Refuse rows that do not belong here. Those of the batches before it are written."""
+        try:
+            check(batch, position)
+        except PartitionError as error:
+            self.settle()  # so that the number is true
+            written = f"{self.rows} row(s) of the same append were written before it was found."
+            raise PartitionError(f"{error} {written if self.rows else NOTHING_WRITTEN}") from None
 
     def _encoder_for(self, conform: Conformer) -> Encoder:
         return self._make_encoder(self.table.columns, conform.schema, self._stream)

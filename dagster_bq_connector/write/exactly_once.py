@@ -25,6 +25,7 @@ from dagster_bq_connector.clients import Clients
 from dagster_bq_connector.errors import (
     FailedRow,
     FailedRowsError,
+    PartitionError,
     UnknownOutcomeError,
 )
 from dagster_bq_connector.ledger import Entry, Key, Ledger
@@ -36,7 +37,7 @@ from dagster_bq_connector.write.default_stream import Check
 from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
-from dagster_bq_connector.write.result import WriteResult
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
 from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.streams import Streams, Type
 
@@ -64,15 +65,17 @@ class Sending:
         """The control calls."""
         return Streams(self.clients.write, self.deadline)
 
-    def open(self, table: EnsuredTable, schema: pa.Schema, kind: Type) -> OwnStreams:
-        """Streams for rows of one schema."""
+    def open(
+        self, table: EnsuredTable, schema: pa.Schema, kind: Type, count: int | None = None
+    ) -> OwnStreams:
+        """Streams for rows of one schema, `connections` of them unless `count` says otherwise."""
         return OwnStreams(
             self.clients,
             self.streams,
             table,
             schema,
             kind,
-            self.connections,
+            count or self.connections,
             self.progress,
             self.deadline,
         )
@@ -225,7 +228,10 @@ class _Rows:
     def _add(self, batch: pa.RecordBatch, position: int) -> None:
         conformed = self._conform(batch)
         if self._check is not None:
-            self._check(conformed.batch, position)
+            try:
+                self._check(conformed.batch, position)
+            except PartitionError as error:
+                raise PartitionError(f"{error} {NOTHING_WRITTEN}") from None
         self._failed += [row.moved(position) for row in conformed.failed]
         if self._failed:
             return  # nothing will be visible: the rest is only looked at

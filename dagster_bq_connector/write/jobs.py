@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from google.cloud import bigquery
 
-from dagster_bq_connector.errors import ConnectorError, Fault, RefusedError, classify, explain
+from dagster_bq_connector.errors import (
+    ConfigurationError,
+    ConnectorError,
+    Fault,
+    RefusedError,
+    classify,
+    explain,
+)
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import Backoff, rest_options
 from dagster_bq_connector.schema.names import has_flexible_name
@@ -20,10 +28,53 @@ from dagster_bq_connector.table.admin import REST_ERRORS
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation
 
-Job: TypeAlias = bigquery.LoadJob | bigquery.QueryJob
+Job: TypeAlias = bigquery.LoadJob | bigquery.QueryJob | bigquery.CopyJob
+FileFormat = Literal["parquet", "avro", "csv", "json_lines"]
 
 CANCEL_SECONDS = 15.0
 MAX_NAME = 512  # characters of a job's own name; BigQuery takes 1,024 for the whole id
+
+_FORMATS: Mapping[FileFormat, str] = {
+    "parquet": bigquery.SourceFormat.PARQUET,
+    "avro": bigquery.SourceFormat.AVRO,
+    "csv": bigquery.SourceFormat.CSV,
+    "json_lines": bigquery.SourceFormat.NEWLINE_DELIMITED_JSON,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the files of a load are.
+
+    Attributes:
+        format: Their format.
+        skip_leading_rows: Lines of a CSV file before its first row.
+    """
+
+    format: FileFormat = "parquet"
+    skip_leading_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in _FORMATS:
+            raise ConfigurationError(f"format={self.format!r}: it is one of {', '.join(_FORMATS)}.")
+        if self.skip_leading_rows < 0 or (self.skip_leading_rows and self.format != "csv"):
+            raise ConfigurationError(
+                f"skip_leading_rows={self.skip_leading_rows}: it is a number of lines of CSV files."
+            )
+
+    def apply(self, config: bigquery.LoadJobConfig) -> None:
+        """Configure a load of such files, whose columns are named by the job."""
+        config.source_format = _FORMATS[self.format]
+        if self.format == "parquet":
+            config.parquet_options = bigquery.ParquetOptions()
+            config.parquet_options.enable_list_inference = True
+        elif self.format == "avro":
+            config.use_avro_logical_types = True  # else a TIMESTAMP would be a number
+        elif self.format == "csv":
+            config.skip_leading_rows = self.skip_leading_rows
+
+
+PARQUET = Source()
 
 
 @dataclass(frozen=True)
@@ -37,6 +88,7 @@ class JobSettings:
         operation: Whether rows join what is there or take its place.
         labels: Their labels.
         deadline: Seconds that a call may go on without success. Jobs may run longer.
+        warn: Is told what a person should know.
     """
 
     client: bigquery.Client
@@ -45,10 +97,11 @@ class JobSettings:
     operation: Operation
     labels: Mapping[str, str]
     deadline: float
+    warn: Callable[[str], None] = logging.getLogger("dagster_bq_connector").warning
 
-    def job_id(self, name: str) -> str:
-        """The id of a job of this attempt alone."""
-        return _job_id(self.key.attempt, name)
+    def job_id(self, name: str, number: int = 0) -> str:
+        """The id of a job of this attempt alone, after `number` that have failed."""
+        return _job_id(self.key.attempt, name, str(number) if number else "")
 
     def proof_id(self, name: str, number: int) -> str:
         """The id of the job that proves the write, after `number` that have failed."""
@@ -59,18 +112,16 @@ class JobSettings:
         columns: Sequence[bigquery.SchemaField],
         disposition: str,
         labels: Mapping[str, str] | None = None,
+        source: Source = PARQUET,
     ) -> bigquery.LoadJobConfig:
-        """Of a load from Parquet into a table that exists."""
-        parquet = bigquery.ParquetOptions()
-        parquet.enable_list_inference = True
+        """Of a load from files into a table that exists."""
         config = bigquery.LoadJobConfig(
-            source_format=bigquery.SourceFormat.PARQUET,
             write_disposition=disposition,
             create_disposition=bigquery.CreateDisposition.CREATE_NEVER,
             schema=list(columns),
             labels=dict(labels or self.labels),
         )
-        config.parquet_options = parquet
+        source.apply(config)
         if any(map(has_flexible_name, columns)):
             config.column_name_character_map = "V2"  # else Parquet takes plain names only
         return config
@@ -130,6 +181,33 @@ def start_load(
     return _inserted(settings, insert, job_id, f"Load job {job_id} into {destination}", config)
 
 
+def start_copy(
+    settings: JobSettings,
+    sources: Sequence[bigquery.TableReference],
+    destination: bigquery.TableReference,
+    config: bigquery.CopyJobConfig,
+    job_id: str,
+) -> bigquery.CopyJob:
+    """Insert a copy job, or look up the one that bears this id already.
+
+    Raises:
+        ConnectorError: The job could not be inserted.
+    """
+    options: Any = rest_options(settings.deadline)
+
+    def insert() -> Any:
+        return settings.client.copy_table(
+            sources,
+            destination,
+            job_id=job_id,
+            job_config=config,
+            location=settings.location,
+            **options,
+        )
+
+    return _inserted(settings, insert, job_id, f"Copy job {job_id} into {destination}", config)
+
+
 def start_query(
     settings: JobSettings, sql: str, config: bigquery.QueryJobConfig, job_id: str, what: str
 ) -> bigquery.QueryJob:
@@ -176,7 +254,7 @@ def _inserted(
                 return settings.client.get_job(job_id, location=settings.location, **options)
             except REST_ERRORS as lost:
                 raise explain(lost, what) from lost
-        raise explain(error, what) from error
+        raise explain(error, what, settings.client.location) from error
     except BaseException:
         once: Any = {"retry": None, "timeout": 5.0}
         with contextlib.suppress(*REST_ERRORS):

@@ -263,6 +263,20 @@ class OwnStreams:
         for each in self._streams:
             each.settle(only_done=True)
 
+    def acknowledged(self) -> dict[str, int]:
+        """Wait for all answers; more rows may follow.
+
+        Returns:
+            The rows that each stream holds, by its name.
+
+        Raises:
+            RowsRefused: BigQuery refuses rows.
+            ConnectorError: A stream takes no more rows.
+        """
+        for each in self._streams:
+            each.settle()
+        return {each.name: each.rows for each in self._streams}
+
     def finish(self) -> dict[str, int]:
         """Wait for all answers and finalize the streams.
 
@@ -273,8 +287,8 @@ class OwnStreams:
             RefusedError: A stream holds another number of rows than were acknowledged.
             ConnectorError: As for `send`.
         """
+        self.acknowledged()
         for each in self._streams:
-            each.settle()
             each.close()
         counts = {each.name: self._control.finalize(each.name) for each in self._streams}
         for each in self._streams:

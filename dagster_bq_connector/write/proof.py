@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.cloud import bigquery
+
 from dagster_bq_connector.errors import (
     ConnectorError,
     Fault,
@@ -51,16 +53,18 @@ class Work:
         key: The partition key that it stands for; empty when there is none.
         what: What it does, for errors.
         insert: Inserts the job under an id, with the labels that are given.
-        rows: How many rows it writes.
+        rows: How many rows it writes; None when only the job will know.
         explained: Makes the error of its failure clearer, when it can.
+        step: What its insertion is called.
     """
 
     name: str
     key: str
     what: str
     insert: Callable[[str, Mapping[str, str]], Job]
-    rows: int
+    rows: int | None
     explained: Callable[[ConnectorError], ConnectorError] = lambda error: error
+    step: str = "insert job"
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class Provers:
         settings: Of the jobs.
         purpose: What the key is used for; see `purpose_of`.
         progress: Is told what is waited for.
+        temporary: Whether the jobs fill what this attempt alone has, and so prove nothing: their
+            ids are the attempt's, and a failure leaves nothing.
         proofs: The jobs that have succeeded, in the order of their works.
         done: The names of those works.
     """
@@ -104,6 +110,7 @@ class Provers:
     settings: JobSettings
     purpose: str
     progress: Progress
+    temporary: bool = False
     proofs: list[Proof] = field(default_factory=list[Proof])
     done: list[str] = field(default_factory=list[str])
 
@@ -154,10 +161,13 @@ class Provers:
         return failures
 
     def _unfinished(self, jobs: int, errors: Sequence[ConnectorError]) -> ConnectorError:
-        done = f"Only {', '.join(self.done)} were written" if self.done else "Nothing was changed"
+        named = self.done and not self.temporary
+        done = f"Only {', '.join(self.done)} were written" if named else "Nothing was changed"
         texts = "\n".join(f"  {error}" for error in errors)
         error = RefusedError(
-            f"{done}, of {jobs} partitions or tables; run the others again:\n{texts}"
+            f"{done}: {len(errors)} of {jobs} load jobs failed:\n{texts}"
+            if self.temporary
+            else f"{done}, of {jobs} partitions or tables; run the others again:\n{texts}"
         )
         error.__cause__ = errors[0]
         return error
@@ -202,18 +212,27 @@ class Provers:
         labels = dict(self.settings.labels) | {
             PURPOSE: self.purpose,
             ATTEMPT: self.settings.key.attempt,
-            ROWS: str(work.rows),
         }
+        if work.rows is not None:
+            labels[ROWS] = str(work.rows)
+        name_of = self.settings.job_id if self.temporary else self.settings.proof_id
         while True:
-            job_id = self.settings.proof_id(work.name, number)
-            with step("insert job"):
-                job = work.insert(job_id, labels)
+            job_id = name_of(work.name, number)
+            with step(work.step):
+                job = self._insert(work, job_id, labels)
             self._check_purpose(job)
             ours = job.labels.get(ATTEMPT) == self.settings.key.attempt
             if ours or job.error_result is None:
                 rows = work.rows if ours else None  # those of another attempt are not known
                 return _Try(work, Running(job_id, job, work.what, rows), ours, number)
             number += 1
+
+    def _insert(self, work: Work, job_id: str, labels: Mapping[str, str]) -> Job:
+        try:
+            return work.insert(job_id, labels)
+        except ConnectorError as error:
+            explained = work.explained(error)
+            raise explained from (error if explained is not error else error.__cause__)
 
     def _succeeded(self, name: str) -> Job | None:
         """The job of an earlier attempt that has done a work."""
@@ -242,7 +261,10 @@ class Provers:
 
 
 def _rows(job: Job) -> int:
-    return int(job.labels.get(ROWS, 0))
+    """How many rows a job wrote: by its label, else by what BigQuery says of a load."""
+    if ROWS in job.labels:
+        return int(job.labels[ROWS])
+    return int(job.output_rows or 0) if isinstance(job, bigquery.LoadJob) else 0
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-from dagster_bq_connector.errors import FailedRow, FailedRowsError
+from dagster_bq_connector.errors import FailedRow, FailedRowsError, PartitionError
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
@@ -17,7 +17,7 @@ from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.plain import ROW, plain_batch, plain_columns, plain_schema
 from dagster_bq_connector.write.proof import Outcome, Provers
-from dagster_bq_connector.write.result import WriteResult
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
 from dagster_bq_connector.write.streams import Type
 from dagster_bq_connector.write.targets import Targets
 from dagster_bq_connector.write.transaction import Filled, StagingTables, write_staged
@@ -88,6 +88,8 @@ def _fill(
         for target in targets.targets:
             counts = open_streams[target.id].finish()
             sending.streams.commit(tables.of(target), list(counts))
+    except PartitionError as error:
+        raise PartitionError(f"{error} {NOTHING_WRITTEN}") from None
     except RowsRefused as refused:
         raise FailedRowsError(targets.table, [*failed, *refused.rows], written=0) from refused
     finally:

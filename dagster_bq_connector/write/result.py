@@ -12,6 +12,9 @@ from dagster_bq_connector.table.ref import TableRef
 
 WriteMethod = Literal["default_stream", "exactly_once", "file_loads"]
 Operation = Literal["append", "replace"]
+# What an error says that comes while rows are read. The table may have been created for them by
+# then, or have been given columns.
+NOTHING_WRITTEN = "No row was written."
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from google.api_core.exceptions import NotFound
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from dagster_bq_connector.clients import Clients
 from dagster_bq_connector.errors import (
     ConfigurationError,
     ConnectorError,
@@ -25,6 +24,7 @@ from dagster_bq_connector.errors import (
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import rest_options
 from dagster_bq_connector.table.admin import REST_ERRORS
+from dagster_bq_connector.write.bucket import File, check_bucket, no_bucket, parsed
 from dagster_bq_connector.write.steps import step
 
 # Bytes of Arrow that become one file, and that all files in the making may hold.
@@ -36,34 +36,43 @@ BUFFER_BYTES = 256 * 1024 * 1024
 class Staged:
     """Files in Cloud Storage and what is in them."""
 
-    uris: list[str] = field(default_factory=list[str])
+    files: list[File] = field(default_factory=list[File])
     rows: int = 0
-    bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
 
 
 class Staging:
     """Writes Parquet files under a prefix that belongs to one attempt alone."""
 
-    def __init__(
-        self, clients: Clients, project: str, home: str, attempt: str, deadline: float
-    ) -> None:
+    def __init__(self, client: storage.Client, home: str, attempt: str, deadline: float) -> None:
         """Use `home`, a `gs://bucket/prefix`, for one attempt; nothing is reached yet.
 
         Raises:
             ConfigurationError: `home` is no such address.
         """
-        scheme, _, path = home.partition("gs://")
-        bucket, _, prefix = path.partition("/")
-        if scheme or not bucket:
+        if (address := parsed(home)) is None:
             raise ConfigurationError(f"staging={home!r}: write gs://bucket or gs://bucket/prefix.")
+        self._name, prefix = address
         rest = rest_options(deadline)
         retry = DEFAULT_RETRY.with_timeout(deadline)
         self._options: Any = {"timeout": rest["timeout"], "retry": retry}
         self._once: Any = {"timeout": rest["timeout"], "retry": None}
         self._prefix = "/".join(filter(None, [prefix.strip("/"), attempt]))
-        self._client: storage.Client = clients.cloud_storage(project)
-        self._bucket = self._client.bucket(bucket)
+        self._client, self._deadline = client, deadline
+        self._bucket = client.bucket(self._name)
         self._blobs: list[storage.Blob] = []
+
+    def check(self, location: str | None) -> None:
+        """Refuse a bucket from which a dataset in `location` cannot be loaded.
+
+        Raises:
+            ConfigurationError: It does not exist, or is elsewhere.
+        """
+        check_bucket(self._client, self._name, location, self._deadline)
 
     def write(self, batches: list[pa.RecordBatch], staged: Staged) -> None:
         """Write one file.
@@ -79,7 +88,7 @@ class Staging:
         size = sink.tell()
         sink.seek(0)
         self._blobs.append(blob)
-        uri = f"gs://{self._bucket.name}/{blob.name}"
+        uri = f"gs://{self._name}/{blob.name}"
         try:
             with step("stage file"):
                 blob.upload_from_file(sink, size=size, if_generation_match=0, **self._options)
@@ -88,9 +97,8 @@ class Staging:
             # whose answer was lost.
             if classify(error) is not Fault.STALE:
                 raise self._explain(error, uri) from error
-        staged.uris.append(uri)
+        staged.files.append(File(uri, size, table.num_rows))
         staged.rows += table.num_rows
-        staged.bytes += size
 
     def clear(self) -> None:
         """Delete this attempt's files. When that fails, the rest is left to the bucket's rules."""
@@ -103,10 +111,7 @@ class Staging:
 
     def _explain(self, error: Exception, uri: str) -> ConnectorError:
         if isinstance(error, NotFound):
-            return ConfigurationError(
-                f"The staging bucket gs://{self._bucket.name} does not exist: create it in the "
-                f"datasets' location (gcloud storage buckets create gs://{self._bucket.name})."
-            )
+            return no_bucket(self._name)
         return explain(error, f"Staging file {uri}")
 
 
@@ -139,7 +144,7 @@ class Stager:
         """Stage what is left. A target without rows gets a file without rows."""
         empty = pa.RecordBatch.from_pylist([], schema=schema)
         for target in targets:
-            if self._buffers[target] or not self.staged[target].uris:
+            if self._buffers[target] or not self.staged[target].files:
                 self._buffers[target].append(empty)
                 self._flush(target)
 

@@ -14,6 +14,7 @@ from dagster_bq_connector.errors import (
     RefusedError,
     UnknownOutcomeError,
     classify,
+    error_text,
     explain,
 )
 from dagster_bq_connector.retry import ANSWER_SECONDS, PASSING, Backoff
@@ -30,6 +31,10 @@ _Code = types.StorageError.StorageErrorCode
 NEW_TABLE_SECONDS = 120.0
 _MISSING = frozenset({Fault.TABLE_MISSING, Fault.DENIED})  # what a table says that is not there yet
 _ERRORS = (GoogleAPICallError, RetryError, grpc.RpcError)
+
+
+class StreamGone(RefusedError):
+    """The stream does not exist, or not any more."""
 
 
 class Streams:
@@ -75,6 +80,7 @@ class Streams:
             How many rows it holds.
 
         Raises:
+            StreamGone: It is not there.
             ConnectorError: It cannot be finalized.
         """
 
@@ -127,6 +133,7 @@ class Streams:
             rows: How many are visible then.
 
         Raises:
+            StreamGone: It is not there.
             ConnectorError: They cannot be flushed.
         """
         if not rows:
@@ -151,4 +158,6 @@ class Streams:
         try:
             return backoff.call(function, repeat_on=PASSING)
         except _ERRORS as error:
+            if classify(error) is Fault.STREAM_OVER:
+                raise StreamGone(f"{subject}: {error_text(error)}") from error
             raise explain(error, subject) from error

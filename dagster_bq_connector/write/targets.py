@@ -6,21 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 from google.cloud.bigquery import EncryptionConfiguration, SchemaField
 
 from dagster_bq_connector.errors import PartitionError, SchemaError, UnsupportedError
 from dagster_bq_connector.schema.types import type_name, wire_field
-from dagster_bq_connector.table.admin import EnsuredTable
+from dagster_bq_connector.table.admin import Draft, EnsuredTable
 from dagster_bq_connector.table.membership import Membership
 from dagster_bq_connector.table.options import TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import (
     BoundSlice,
     ExpressionType,
-    Partitioning,
     RowSlice,
     every_row,
 )
@@ -36,9 +35,10 @@ from dagster_bq_connector.write.result import Operation
 
 # A batch and the position of its first row, to (id of a target, rows) pairs.
 Split: TypeAlias = Callable[[pa.RecordBatch, int], Iterable[tuple[str, pa.RecordBatch]]]
-Ensure: TypeAlias = Callable[[TableRef, TableOptions | None], EnsuredTable]
-# A table, how it is partitioned and an expression over its columns, to the type of that.
-FindType: TypeAlias = Callable[[TableRef, Partitioning, str], str]
+FindDraft: TypeAlias = Callable[[TableRef, TableOptions | None], Draft]
+# A table and an expression over its columns, to the type of that.
+FindType: TypeAlias = Callable[[EnsuredTable, str], str]
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Target:
             say it: of a load job, and of a query into a partition by the time of ingestion.
         encryption: The customer's key that encrypts the table: rows on their way are, too.
         location: Where its dataset is, and the jobs on it run.
+        unchanged: Seconds since the table was last changed; None when it was made for this write.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Target:
     rows: str = ""
     encryption: EncryptionConfiguration | None = None
     location: str | None = None
+    unchanged: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,33 +106,41 @@ class Targets:
 
 
 def of_table(
-    ref: TableRef, ensure: Ensure, options: TableOptions | None, streamed: bool = False
+    ref: TableRef, find: FindDraft, options: TableOptions | None, streamed: bool = False
 ) -> Targets:
     """One table, or one partition of it, takes all rows.
 
     Args:
         ref: The table, with or without a partition.
-        ensure: Finds or creates it.
+        find: Finds it, or what it will be.
         options: Its layout.
         streamed: Whether the rows come by streams, so that there is always a staging table.
     """
-    table = ensure(ref, options)
-    if ref.partition:
-        return _of_partition(ref, ref.partition, table, streamed)
+    draft = find(ref, options)
+    if not ref.partition:
+        return _made(draft, partial(_of_whole, ref, streamed))
+    layout = draft.table.partitioning
+    names = [layout.column] if layout and layout.column else []
+    return _made(draft, partial(_of_partition, ref, ref.partition, streamed), names)
+
+
+def _of_whole(ref: TableRef, streamed: bool, table: EnsuredTable) -> Targets:
     rows = every_row(table.partitioning) or "TRUE"
-    target = Target("", ref, "", rows, table.encryption, table.location)
+    target = _target("", ref, table, rows=rows)
     staged = streamed or not is_loadable(table.columns)
     return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
 
 
 def of_slice(
-    slice_: TableSlice, ensure: Ensure, options: TableOptions | None, streamed: bool = False
+    slice_: TableSlice, find: FindDraft, options: TableOptions | None, streamed: bool = False
 ) -> Targets:
-    """The partitions of a slice, or the tables of a sharded layout. Missing tables are created.
+    """The partitions of a slice, or the tables of a sharded layout.
+
+    Missing tables are created when nothing else is wrong.
 
     Args:
         slice_: The slice.
-        ensure: Finds or creates its tables.
+        find: Finds its tables, or what they will be.
         options: Their layout.
         streamed: Whether the rows come by streams, so that there is always a staging table.
 
@@ -142,27 +152,28 @@ def of_slice(
     if layout and not options.partitioning:
         options = replace(options, partitioning=layout)
     if slice_.sharded:
-        return _of_shards(slice_, ensure, options, streamed)
-    table = ensure(slice_.table, options)
+        return _of_shards(slice_, find, options, streamed)
+    names = [slice_.column] if slice_.column else []
+    return _made(find(slice_.table, options), partial(_of_partitions, slice_, streamed), names)
+
+
+def _of_partitions(slice_: TableSlice, streamed: bool, table: EnsuredTable) -> Targets:
     ids = slice_.partitions(_column_type(slice_, table.columns))
     staged = streamed or not is_loadable(table.columns)
     if staged and slice_.column:
         return _of_rows(_as_rows(slice_, table.columns), table, _no_expressions)
-    targets = [
-        Target(id_, slice_.address(id_), key, "", table.encryption, table.location)
-        for id_, key in ids.items()
-    ]
+    targets = [_target(id_, slice_.address(id_), table, key) for id_, key in ids.items()]
     return Targets(slice_.table, table.columns, targets, slice_.split, staged)
 
 
 def of_rows(
     slice_: RowSlice,
-    ensure: Ensure,
+    find: FindDraft,
     options: TableOptions | None,
     find_type: FindType,
     operation: Operation,
 ) -> Targets:
-    """Some rows of one table. It is created when it is missing.
+    """Some rows of one table. It is created when it is missing, and nothing else is wrong.
 
     Raises:
         PartitionError: A key does not fit its column, or an expression does not fit the table.
@@ -174,17 +185,49 @@ def of_rows(
             f"{slice_.table}: rows are given their time of ingestion by BigQuery, so no filter can "
             "tell where they go: write whole partitions, or filter by a column."
         )
-    table = ensure(slice_.table, options or slice_.options)
-    targets = _of_rows(slice_, table, partial(find_type, table.ref, table.partitioning))
+    draft = find(slice_.table, options or slice_.options)
+    targets = _made(
+        draft,
+        lambda table: _of_rows(slice_, table, partial(find_type, table)),
+        [filter_.column for filter_ in filters],
+    )
     if operation == "append" and not _needs_sql(targets):
         return replace(targets, staged=False)
     return targets
 
 
-def of_stream(slice_: TableSlice | RowSlice, table: EnsuredTable) -> Targets:
+def of_files(
+    table: TableRef | TableSlice, find: FindDraft, options: TableOptions | None
+) -> Targets:
+    """The one place of files that exist: a table, or one partition of it.
+
+    Raises:
+        UnsupportedError: Nothing says which file belongs to which of several partitions.
+        PartitionError: The slice is no partition of the table.
+    """
+    if isinstance(table, TableRef):
+        found = find(table, options).make()
+        target = _target("", table, found)
+        return Targets(table, found.columns, [target], lambda batch, _: [("", batch)])
+    if len(table.windows) != 1:
+        raise UnsupportedError(
+            f"{len(table.windows)} partitions of {table.table} were given, and nothing says which "
+            "files belong to which: load the files of each partition by a call of its own."
+        )
+    sliced = of_slice(table, find, options)
+    if not sliced.slice:
+        return replace(sliced, staged=False)
+    # Columns that Parquet cannot carry come well from other formats.
+    [(id_, key)] = table.partitions(_column_type(table, sliced.columns)).items()
+    target = replace(sliced.targets[0], ref=table.address(id_), key=key, rows="")
+    return Targets(table.table, sliced.columns, [target], table.split)
+
+
+def of_stream(slice_: TableSlice | RowSlice, draft: Draft) -> tuple[EnsuredTable, Targets]:
     """The rows of a slice that are streamed into its table, where BigQuery finds their partition.
 
-    `split` refuses those of others, and counts the rows.
+    `split` refuses those of others, and counts the rows. The table is created when it is missing,
+    and nothing else is wrong.
 
     Raises:
         PartitionError: A key does not fit its column.
@@ -197,9 +240,9 @@ def of_stream(slice_: TableSlice | RowSlice, table: EnsuredTable) -> Targets:
             "are streamed: write them with FileLoadsWriter."
         )
 
-    if isinstance(slice_, RowSlice):
-        return _of_rows(slice_, table, refuse)
-    return _of_rows(_as_rows(slice_, table.columns), table, refuse)
+    rows = slice_ if isinstance(slice_, RowSlice) else _as_rows(slice_, draft.table.columns)
+    names = [filter_.column for _, filters in rows.parts for filter_ in filters]
+    return _made(draft, lambda table: (table, _of_rows(rows, table, refuse)), names)
 
 
 def check_streamable(slice_: TableSlice | RowSlice) -> None:
@@ -215,6 +258,11 @@ def check_streamable(slice_: TableSlice | RowSlice) -> None:
         )
 
 
+def _target(id_: str, ref: TableRef, table: EnsuredTable, key: str = "", rows: str = "") -> Target:
+    """A target in a table that exists."""
+    return Target(id_, ref, key, rows, table.encryption, table.location, table.unchanged)
+
+
 def _needs_sql(targets: Targets) -> bool:
     """Whether rows can be checked, or made what they are, by BigQuery alone."""
     expressions = targets.slice.expressions if targets.slice else ()
@@ -223,7 +271,7 @@ def _needs_sql(targets: Targets) -> bool:
 
 def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionType) -> Targets:
     bound = slice_.bind(table.columns, table.partitioning, expression_type)
-    target = Target("", slice_.table, "", bound.sql(), table.encryption, table.location)
+    target = _target("", slice_.table, table, rows=bound.sql())
     counts: Counter[str] = Counter(dict.fromkeys((key for key, _ in slice_.parts), 0))
     membership = None if bound.expressions else Membership(bound)
 
@@ -235,18 +283,18 @@ def _of_rows(slice_: RowSlice, table: EnsuredTable, expression_type: ExpressionT
     return Targets(slice_.table, table.columns, [target], split, True, bound, counts)
 
 
-def _of_partition(ref: TableRef, partition: str, table: EnsuredTable, streamed: bool) -> Targets:
+def _of_partition(ref: TableRef, partition: str, streamed: bool, table: EnsuredTable) -> Targets:
     """One partition by its address. Its rows are checked where its id is a time of a column."""
     layout, staged = table.partitioning, streamed or not is_loadable(table.columns)
     by_time = layout if isinstance(layout, TimePartitioning) and layout.column else None
     window = window_of(partition, by_time.granularity) if by_time else None
     if by_time is None or window is None:
-        target = Target("", ref, "", "", table.encryption, table.location)
+        target = _target("", ref, table)
         return Targets(ref, table.columns, [target], lambda batch, _: [("", batch)], staged)
     windows = ((partition, window),)
     slice_ = TableSlice(ref.at(None), by_time.column, by_time.granularity, windows)
     kind = type_name(_partition_column(slice_, table.columns))
-    target = Target("", ref, "", slice_.filter.sql(kind), table.encryption, table.location)
+    target = _target("", ref, table, rows=slice_.filter.sql(kind))
 
     def split(batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         for _, rows in slice_.split(batch, first):
@@ -255,21 +303,44 @@ def _of_partition(ref: TableRef, partition: str, table: EnsuredTable, streamed: 
     return Targets(ref, table.columns, [target], split, staged)
 
 
+def _made(draft: Draft, build: Callable[[EnsuredTable], Built], names: Iterable[str] = ()) -> Built:
+    """What is built of a table, which is made or changed when that and the data are right.
+
+    Args:
+        draft: The table.
+        build: Refuses what cannot be written to it.
+        names: The columns that decide where a row belongs, and expressions.
+    """
+    _refuse_lacking(draft, names)
+    built = build(draft.table)
+    return build(draft.make()) if draft.given else built
+
+
+def _refuse_lacking(draft: Draft, names: Iterable[str]) -> None:
+    """No table is made or changed for data that cannot say where they belong."""
+    for name in dict.fromkeys(names):
+        known = find_column(draft.table.columns, name)
+        if draft.given and known and not find_column(draft.given, name):
+            raise PartitionError(
+                f"The data lacks the column {name!r}, which decides the partition of a row of "
+                f"{draft.table.ref}."
+            )
+
+
 def _of_shards(
-    slice_: TableSlice, ensure: Ensure, options: TableOptions, streamed: bool
+    slice_: TableSlice, find: FindDraft, options: TableOptions, streamed: bool
 ) -> Targets:
     ids = slice_.partitions(None)
-    tables = [ensure(slice_.address(id_), options) for id_ in ids]
+    drafts = [find(slice_.address(id_), options) for id_ in ids]
+    columns = _same_columns([draft.table for draft in drafts])
+    if slice_.column:
+        _partition_column(slice_, columns)
+        for draft in drafts:
+            _refuse_lacking(draft, [slice_.column])
+    tables = [draft.make() for draft in drafts]
     columns = _same_columns(tables)
     targets = [
-        Target(
-            id_,
-            slice_.address(id_),
-            key,
-            every_row(table.partitioning) or "TRUE",
-            table.encryption,
-            table.location,
-        )
+        _target(id_, slice_.address(id_), table, key, every_row(table.partitioning) or "TRUE")
         for (id_, key), table in zip(ids.items(), tables, strict=True)
     ]
     staged = streamed or not is_loadable(columns)
@@ -322,5 +393,11 @@ def _partition_column(slice_: TableSlice, columns: Sequence[SchemaField]) -> Sch
     if column is None:
         raise PartitionError(
             f"{slice_.table} has no column {slice_.column!r} to be partitioned by."
+        )
+    if column.mode == "REPEATED" or type_name(column) not in ("DATE", "DATETIME", "TIMESTAMP"):
+        what = "an array" if column.mode == "REPEATED" else type_name(column)
+        raise PartitionError(
+            f"Column {slice_.column!r} of {slice_.table} is {what}, and a table is partitioned by "
+            "a DATE, DATETIME or TIMESTAMP: cast it, or name another column."
         )
     return column

@@ -44,16 +44,17 @@ from dagster_bq_connector.table.membership import stray_text
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import BoundSlice
 from dagster_bq_connector.write.jobs import (
+    PARQUET,
     JobSettings,
     Running,
-    cancel_all,
     finish_all,
-    start_load,
     start_query,
 )
+from dagster_bq_connector.write.key import purpose_of
+from dagster_bq_connector.write.parts import in_parts, temporary_load
 from dagster_bq_connector.write.plain import ROW, misfit, plain_columns, selected
 from dagster_bq_connector.write.proof import Outcome, Provers, Work
-from dagster_bq_connector.write.result import Operation
+from dagster_bq_connector.write.result import NOTHING_WRITTEN, Operation
 from dagster_bq_connector.write.staging import Staged
 from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.targets import Target, Targets
@@ -106,9 +107,9 @@ def write_staged(provers: Provers, targets: Targets, fill: Fill, outcome: Outcom
         outcome: Is told what was done.
 
     Raises:
-        PartitionError: A row belongs to no part of the slice. Nothing was changed.
-        FailedRowsError: Values that are none of their column. Nothing was changed.
-        UnsupportedError: BigQuery takes no DELETE on the table. Nothing was changed.
+        PartitionError: A row belongs to no part of the slice. No row was written.
+        FailedRowsError: Values that are none of their column. No row was written.
+        UnsupportedError: BigQuery takes no DELETE on the table. No row was written.
         RefusedError: BigQuery failed a job. Of several targets, the error says which were written.
     """
     settings, progress = provers.settings, provers.progress
@@ -162,11 +163,38 @@ class StagingTables:
         Raises:
             ConnectorError: It cannot be created.
         """
-        name = f"_dagster_bq_{self._settings.key.attempt}_{len(self._refs)}"
-        ref = TableRef(target.ref.dataset, name, target.ref.project)
+        ref = self._next(target)
         self._refs[target.id] = ref  # before it is there: a lost answer may have made it
+        return self._create(target, ref, bigquery.Table(ref.to_api(), schema=list(columns)))
+
+    def create_like(self, target: Target, table: bigquery.Table, number: int) -> TableRef:
+        """Create one of several tables of a target, of which a copy makes the target's own.
+
+        Args:
+            target: The target.
+            table: Its table, whose columns, layout and keys the copy needs.
+            number: Which one.
+
+        Raises:
+            ConnectorError: It cannot be created.
+        """
+        ref = self._next(target)
+        self._refs[f"{target.id} {number}"] = ref
+        like = bigquery.Table(ref.to_api(), schema=table.schema)
+        like.time_partitioning = table.time_partitioning
+        like.range_partitioning = table.range_partitioning
+        like.clustering_fields = table.clustering_fields
+        like.require_partition_filter = table.require_partition_filter
+        if table.table_constraints is not None:
+            like.table_constraints = table.table_constraints
+        return self._create(target, ref, like)
+
+    def _next(self, target: Target) -> TableRef:
+        name = f"_dagster_bq_{self._settings.key.attempt}_{len(self._refs)}"
+        return TableRef(target.ref.dataset, name, target.ref.project)
+
+    def _create(self, target: Target, ref: TableRef, table: bigquery.Table) -> TableRef:
         options: Any = rest_options(self._settings.deadline)
-        table = bigquery.Table(ref.to_api(), schema=list(columns))
         table.expires = datetime.datetime.now(datetime.UTC) + EXPIRATION
         table.description = "Rows on their way into another table. It may be dropped."
         table.labels = dict(self._settings.labels)
@@ -192,22 +220,15 @@ def load_staging(
     progress: Progress,
 ) -> Filled:
     """Fill the staging tables by load jobs, each with as many rows as were staged for it."""
-    columns = plain_columns(targets.columns)
-    config = settings.load_config(columns, bigquery.WriteDisposition.WRITE_EMPTY)
-    jobs: list[Running] = []
-    try:
-        for number, target in enumerate(targets.targets):
-            ref, files = tables.create(target, columns), staged[target.id]
-            job_id = settings.job_id(f"stage_{number}")
-            with step("load staging table"):
-                job = start_load(settings, files.uris, ref.to_api(), config, job_id)
-            jobs.append(Running(job_id, job, f"Load into {ref}", files.rows))
-    except BaseException:
-        cancel_all(jobs)
-        raise
-    finish_all(jobs, settings.deadline, progress)
+    columns, loads = plain_columns(targets.columns), list[Work]()
+    for target in targets.targets:
+        ref = tables.create(target, columns)
+        for part in in_parts(staged[target.id].files):
+            name = f"stage_{len(loads)}"
+            loads.append(temporary_load(settings, ref, columns, part, PARQUET, name))
+    provers = Provers(settings, purpose_of(targets, "stage", []), progress, temporary=True)
     rows = {target.id: staged[target.id].rows for target in targets.targets}
-    return Filled(rows, jobs=[job.id for job in jobs])
+    return Filled(rows, jobs=[proof.id for proof in provers.run(loads)])
 
 
 def _count(
@@ -229,9 +250,8 @@ def _count(
             values = ", ".join(f"FORMAT('%t', {name})" for name in bound.names)
             row = f"SELECT {values} FROM {table_sql(table)} WHERE {quoted(ROW)} = {first}"
             [stray] = _rows(settings, row, "stray", progress)
-            raise PartitionError(
-                stray_text(bound, first, dict(zip(bound.types, stray, strict=True)))
-            )
+            text = stray_text(bound, first, dict(zip(bound.types, stray, strict=True)))
+            raise PartitionError(f"{text} {NOTHING_WRITTEN}")
         counts[keys[part]] = found
     return counts
 

@@ -15,6 +15,7 @@ from dagster_bq_connector import (
     BigQueryResource,
     DailyTable,
     DefaultStreamWriter,
+    ExactlyOnceWriter,
     FailedRowsError,
     FileLoadsWriter,
     TableOptions,
@@ -23,6 +24,8 @@ from dagster_bq_connector import (
     errors,
 )
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
+from dagster_bq_connector.ledger import BigQueryLedger, Key, open_ledger
+from dagster_bq_connector.write.key import purpose_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The base of all, and one that the writers deal with themselves.
@@ -73,6 +76,16 @@ def test_messages_of_our_own(
     orders = f"{dataset}.orders"
     stream_writer.append(rows, orders)
     daily = DailyTable(f"{dataset}.by_day", column="day")
+    project = bigquery.connect().project
+    ledger = BigQueryLedger(bigquery.connect().rest, project)
+    once = ExactlyOnceWriter(bigquery=bigquery, ledger=f"{dataset}_ledger")
+    gone = f"projects/{project}/datasets/{dataset}/tables/orders/streams/gone"
+    purpose = purpose_of(f"{project}.{orders}", "append", rows.column_names)
+    prepared = {"state": "prepared", "purpose": purpose, "attempt": "0123456789abcdef"}
+    prepared |= {"streams": [gone], "rows": 2, "bytes": 0, "partitions": {}}
+    open_ledger(bigquery.connect().clients, project, f"{dataset}_ledger").create(
+        Key("write", "key monday"), prepared
+    )
     elsewhere = FileLoadsWriter(bigquery=bigquery, staging="gs://no-such-bucket/files")
     by_day = TableOptions(TimePartitioning("day"))
     other_day = pa.table({"id": [2], "day": [dt.date(2026, 8, 2)]})
@@ -92,11 +105,14 @@ def test_messages_of_our_own(
         ),
         (errors.PartitionFilterError, lambda: reader.read(f"{dataset}.visits")),
         (errors.UnsupportedError, lambda: stream_writer.replace(rows, orders)),
+        (errors.WriteKeyError, lambda: once.append(rows, orders)),
+        (errors.UnknownOutcomeError, lambda: once.append(rows, orders, key="monday")),
+        (errors.LedgerError, lambda: ledger.create(Key("stream", "orders"), {"at": "x" * 20_000})),
     ]
-    project = bigquery.connect().project
     for kind, action in cases:
         message = said(action, kind)
         message = message.replace(project, "my-project").replace(dataset, "shop")
+        message = message.replace(f"--location={bigquery.location}", "--location=EU")
         assert message in examples(sections()[kind.__name__]), message
 
 

@@ -79,6 +79,12 @@ def test_exactly_once(environment: None, reader: BigQueryReader) -> None:
     assert sorted(shops) == ["berlin", "paris"]
 
 
+def test_a_long_append(environment: None, reader: BigQueryReader) -> None:
+    materialize(run("long_append.py")["defs"])
+    pages = reader.read("shop.page_events").to_arrow()["page"].to_pylist()
+    assert sorted(pages) == [1, 2, 3]
+
+
 def test_the_io_manager(environment: None, bucket: None, reader: BigQueryReader) -> None:
     snippet = run("io_manager.py")
     for _ in range(2):

@@ -226,7 +226,8 @@ def test_creation_is_a_choice(dataset: str, bigquery: BigQueryResource) -> None:
         never.append(rows, f"{dataset}.t")
     missing = f"{dataset}_missing"
     writer = DefaultStreamWriter(bigquery=bigquery)
-    with pytest.raises(DatasetNotFoundError, match=f"dataset .*{missing}.*create_dataset=True"):
+    remedy = f"dataset .*{missing}.*--location={bigquery.location} .*create_dataset=True"
+    with pytest.raises(DatasetNotFoundError, match=remedy):
         writer.append(rows, f"{missing}.t")
     opted_in = DefaultStreamWriter(bigquery=bigquery, create_dataset=True)
     assert opted_in.append(rows, f"{missing}.t").rows == 1

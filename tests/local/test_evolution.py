@@ -17,8 +17,14 @@ from dagster_bq_connector import (
     TableOptions,
     TableRef,
 )
-from dagster_bq_connector.errors import AccessDeniedError, SchemaError, TableMismatchError
+from dagster_bq_connector.errors import (
+    AccessDeniedError,
+    PartitionError,
+    SchemaError,
+    TableMismatchError,
+)
 from dagster_bq_connector.table.row_slice import KeyFilter, RowSlice
+from dagster_bq_connector.table.slice import TableSlice, TimeFilter
 
 ADD = TableOptions(evolution="add")
 DAY = dt.date(2026, 8, 1)
@@ -103,6 +109,80 @@ def test_a_type_is_never_changed(
     with pytest.raises(TableMismatchError):
         load_writer.replace(NEW, name, TableOptions(clustering=("n",), evolution="add"))
     assert list(modes(bigquery, name)) == ["n", "day"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "text"),
+    [
+        ({"day": [DAY], "n": ["text"]}, SchemaError, "'n' is INTEGER and takes no Arrow string"),
+        ({"day": ["2026-08-01"], "n": [1]}, SchemaError, "'day' is DATE and takes no Arrow string"),
+        ({"n": [1]}, PartitionError, "lacks the column 'day'"),
+    ],
+)
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_data_that_do_not_fit_add_no_column(
+    rows: dict[str, list[object]],
+    kind: type[Exception],
+    text: str,
+    partitioned: bool,
+    dataset: str,
+    load_writer: FileLoadsWriter,
+    stream_writer: DefaultStreamWriter,
+    bigquery: BigQueryResource,
+) -> None:
+    name = f"{dataset}.t"
+    daily = DailyTable(name, column="day", options=ADD)
+    slice_: TableSlice | RowSlice = daily.for_keys(["2026-08-01"])
+    if not partitioned:
+        filter_ = TimeFilter("day", tuple(window for _, window in slice_.windows))
+        slice_ = RowSlice(TableRef.parse(name), (("2026-08-01", (filter_,)),), ADD)
+    load_writer.replace(OLD, slice_)
+    data = pa.table({**rows, "more": ["x"]})
+    for write in (load_writer.replace, load_writer.append, stream_writer.append):
+        with pytest.raises(kind, match=text):
+            write(data, slice_)
+    assert list(modes(bigquery, name)) == ["n", "day"]
+
+
+@pytest.mark.parametrize(
+    ("column", "key"), [("n", "one"), ("N * 2", "one"), ("nothing", "1"), ("UPPER(n)", "1")]
+)
+def test_a_slice_that_does_not_fit_adds_no_column(
+    column: str,
+    key: str,
+    dataset: str,
+    load_writer: FileLoadsWriter,
+    bigquery: BigQueryResource,
+) -> None:
+    name = f"{dataset}.t"
+    load_writer.replace(OLD, name)
+    for write in (load_writer.replace, load_writer.append):
+        with pytest.raises(PartitionError):
+            write(NEW, RowSlice.by_keys(name, column, [key], ADD))
+    assert list(modes(bigquery, name)) == ["n", "day"]
+
+
+def test_a_shard_that_does_not_fit_leaves_the_others(
+    dataset: str, load_writer: FileLoadsWriter, bigquery: BigQueryResource
+) -> None:
+    daily = DailyTable(f"{dataset}.t", column="day", layout="sharded", options=ADD)
+    load_writer.replace(OLD, daily.for_keys(["2026-08-01"]))
+    load_writer.replace(pa.table({"n": ["text"], "day": [DAY]}), f"{dataset}.t_20260802")
+    with pytest.raises(SchemaError, match="'n' is STRING and takes no Arrow int64"):
+        load_writer.replace(NEW, daily.for_keys(["2026-08-01", "2026-08-02", "2026-08-03"]))
+    assert list(modes(bigquery, f"{dataset}.t_20260801")) == ["n", "day"]
+    with bigquery.get_client() as client:
+        found = sorted(table.table_id for table in client.list_tables(dataset))
+    assert found == ["t_20260801", "t_20260802"]
+
+
+def test_a_column_that_is_new_may_be_in_the_expression(
+    dataset: str, load_writer: FileLoadsWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    load_writer.replace(OLD, name)
+    load_writer.append(NEW, RowSlice.by_keys(name, "UPPER(more)", ["X"], ADD))
+    assert rows(reader, name)[1] == {"n": 2, "day": DAY, "more": "x", "s": {"a": 1}}
 
 
 def test_two_writers_that_add_columns_at_once(

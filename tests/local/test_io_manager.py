@@ -17,8 +17,10 @@ from dagster_bq_connector import (
     DefaultStreamWriter,
     FileLoadsWriter,
     TableOptions,
+    TableRef,
     TimePartitioning,
 )
+from dagster_bq_connector.asset_slices import AssetPartitions
 from dagster_bq_connector.errors import (
     ConfigurationError,
     PartitionError,
@@ -27,7 +29,7 @@ from dagster_bq_connector.errors import (
     UnsupportedError,
 )
 from dagster_bq_connector.read.rows import Rows
-from support.partitioned_assets import DAILY, ids, rows_of
+from support.partitioned_assets import DAILY, FORMS, KINDS, as_table, ids, rows_of
 
 COLUMNS = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
 
@@ -132,49 +134,6 @@ def test_an_external_asset_is_read(
     assert taken[0].to_dict("list") == {"name": ["b"]}
 
 
-def test_ops_have_tables_too(
-    io_manager: BigQueryIOManager, reader: BigQueryReader, dataset: str
-) -> None:
-    taken = []
-
-    @dg.op(out={"numbers": dg.Out(metadata={"table": "by_name"}), "others": dg.Out()})
-    def produce() -> Any:
-        yield dg.Output(COLUMNS, "numbers")
-        yield dg.Output(COLUMNS.slice(1), "others")
-
-    @dg.op(ins={"numbers": dg.In(metadata={"columns": ["id"]})})
-    def consume(numbers: pa.Table, others: pl.LazyFrame) -> None:
-        taken.extend([numbers, others.collect()])
-
-    @dg.job(resource_defs={"io_manager": io_manager})
-    def both() -> None:
-        consume(*produce())
-
-    # `consume` returns None, which dagster does not hand to the IO manager.
-    assert both.execute_in_process().success
-    assert ids(reader.read(f"{dataset}.by_name").to_arrow()) == [1, 2, 3]
-    assert taken[0].column_names == ["id"]
-    assert ids(taken[1]) == [2, 3]
-
-
-def test_mapped_steps_do_not_replace_each_other(io_manager: BigQueryIOManager) -> None:
-    @dg.op(out=dg.DynamicOut(io_manager_key="memory"))
-    def spread() -> Any:
-        yield dg.DynamicOutput(1, mapping_key="one")
-        yield dg.DynamicOutput(2, mapping_key="two")
-
-    @dg.op
-    def each(number: int) -> pa.Table:
-        return COLUMNS
-
-    @dg.job(resource_defs={"io_manager": io_manager, "memory": dg.mem_io_manager})
-    def job() -> None:
-        spread().map(each)
-
-    with pytest.raises(UnsupportedError, match="would replace those of the other"):
-        job.execute_in_process()
-
-
 @pytest.mark.parametrize("kind", ["DATE", "DATETIME", "TIMESTAMP", "INT64", "STRING"])
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_days_in_a_column_of_any_type(
@@ -275,6 +234,63 @@ def test_a_mapping_of_partitions_and_one_that_leads_nowhere(
     assert run(both, io_manager, selection=[day_before], partition_key="2026-08-01").success
     assert ids(taken["before"]) == []
     assert taken["before"].columns == ["id", "at", "day", "city", "amount"]
+
+
+@pytest.mark.parametrize("kind", [*FORMS.values(), pa.RecordBatchReader, Rows])
+def test_an_asset_that_takes_its_partition_before(
+    kind: Any, bigquery: BigQueryResource, staging: str, dataset: str
+) -> None:
+    """The first has none before it, and no table, nor dataset, either."""
+    writer = FileLoadsWriter(bigquery=bigquery, staging=staging, create_dataset=True)
+    io_manager = BigQueryIOManager(writer=writer, dataset=dataset)
+    with bigquery.get_client() as client:
+        client.delete_dataset(dataset)
+    back = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    taken: list[Any] = []
+
+    def total(context: dg.AssetExecutionContext, total: Any) -> pa.Table:
+        assert isinstance(total, kind)
+        taken.append(pa.table(total) if isinstance(total, Rows) else as_table(total))
+        return rows_of([context.partition_key], taken[-1].num_rows + 1)
+
+    total.__annotations__["total"] = kind
+    asset = dg.asset(
+        partitions_def=DAILY,
+        metadata={"partition_expr": "day"},
+        ins={"total": dg.AssetIn(partition_mapping=back)},
+    )(total)
+    for key in ("2026-08-01", "2026-08-02", "2026-08-03"):
+        assert run([asset], io_manager, partition_key=key).success
+    assert [rows.num_rows for rows in taken] == [0, 1, 2]
+    assert [rows.num_columns for rows in taken] == [0, 5, 5]
+
+
+def test_a_mapping_to_partitions_of_two_dimensions_by_text(io_manager: BigQueryIOManager) -> None:
+    definition, columns, keys = KINDS["multi"]
+    taken: dict[str, pl.DataFrame] = {}
+
+    @dg.asset(partitions_def=definition, metadata={"partition_expr": columns})
+    def table(context: dg.AssetExecutionContext) -> pa.Table:
+        key = context.partition_key
+        return rows_of([key], 2, first=10 * int(key[-2:]))
+
+    def after(key: str) -> dg.AssetsDefinition:
+        mapping = dg.SpecificPartitionsPartitionMapping([key])
+
+        @dg.asset(ins={"table": dg.AssetIn(partition_mapping=mapping)})
+        def after(table: pl.DataFrame) -> None:
+            taken["rows"] = table
+
+        return after
+
+    for key in keys:
+        assert run([table], io_manager, partition_key=key).success
+    one = after(keys[1])
+    assert run([table, one], io_manager, selection=[one]).success
+    assert ids(taken["rows"]) == [20, 21]
+    asset_partitions = AssetPartitions.of(TableRef("d", "t"), definition, ["paris"], columns)
+    with pytest.raises(PartitionError, match=r"'paris' of d.t is no key of <city>\|<day>"):
+        asset_partitions.rows()
 
 
 def test_appending_adds_and_still_checks_the_partition(

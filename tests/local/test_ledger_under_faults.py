@@ -10,6 +10,7 @@ from dagster_bq_connector import BigQueryResource
 from dagster_bq_connector.errors import (
     AccessDeniedError,
     ConnectorError,
+    DatasetNotFoundError,
     LedgerError,
     QuotaError,
     TableNotFoundError,
@@ -196,9 +197,37 @@ def test_what_was_deleted_after_a_lost_answer_cannot_be_known(
     proxy.on_changes(Verdict(arrives, status=0, then=delete))
     with pytest.raises(LedgerError, match="and the entry was deleted by now"):
         ledger.compare_and_set(entry, {"n": 100})
-    proxy.on_changes(Verdict(arrives, status=0, then=lambda: created(direct)))
-    if not arrives:
-        assert not ledger.create(STREAM, {"n": 100}).won
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("later", [0, 1, 4])
+def test_what_was_made_anew_after_a_lost_answer_cannot_be_known(
+    ledger: Ledger, direct: Ledger, proxy: HttpProxy, arrives: bool, later: int
+) -> None:
+    created(direct)
+    move_on(direct, 1)
+    entry = direct.get(STREAM)
+    assert entry
+
+    def make_anew() -> None:
+        stands = direct.get(STREAM)
+        assert stands
+        direct.delete(stands)
+        created(direct)
+        move_on(direct, later)
+
+    proxy.on_changes(Verdict(arrives, status=0, then=make_anew))
+    with pytest.raises(LedgerError, match=f"and the entry is at version {1 + later} by now"):
+        ledger.compare_and_set(entry, {"n": 100})
+    assert not ledger.compare_and_set(entry, {"n": 100}).won
+
+
+def test_a_creation_that_never_arrived_loses_to_another(
+    ledger: Ledger, direct: Ledger, proxy: HttpProxy
+) -> None:
+    proxy.on_changes(Verdict(arrives=False, status=0, then=lambda: created(direct)))
+    written = ledger.create(STREAM, {"n": 100})
+    assert (written.won, written.entry) == (False, direct.get(STREAM))
 
 
 @pytest.mark.parametrize("verdict", [LOST, CUT, UNAVAILABLE, TOO_MANY], ids=str)
@@ -249,10 +278,39 @@ def test_nothing_is_tried_beyond_the_deadline(
     ]
     for action in actions[1 if verdict.status in (0, 503) else 0 :]:
         began = time.monotonic()
-        with pytest.raises(kind, match="Ledger entry stream 'orders'"):
+        with pytest.raises(kind, match="Ledger entry stream 'orders'") as caught:
             action()
+        assert ("may have been written" in str(caught.value)) is (kind is UnreachableError)
         assert time.monotonic() - began < 10
     assert direct.get(STREAM) == entry
+
+
+def test_a_change_that_nobody_can_look_at_may_have_been_made(
+    bigquery: BigQueryResource, home: str, direct: Ledger, proxy: HttpProxy
+) -> None:
+    entry = created(direct)
+    proxy.decide = lambda call: LOST if call.changes else UNAVAILABLE
+    ledger = ledger_through(proxy, bigquery, home, deadline=1)
+    with pytest.raises(UnreachableError, match="whose version 2 may have been written from here"):
+        ledger.compare_and_set(entry, {"n": 1})
+    assert len(proxy.changes) == 1
+
+
+def test_a_dataset_that_may_not_be_made_is_named_with_what_to_do(
+    bigquery: BigQueryResource,
+) -> None:
+    denied = Verdict(
+        arrives=False,
+        status=403,
+        reason="accessDenied",
+        text="Access Denied: User does not have bigquery.datasets.create permission.",
+    )
+    with proxy_to(bigquery, "_never_made") as proxy:
+        proxy.decide = lambda call: (
+            denied if call.path.endswith("/datasets?prettyPrint=false") else PASSED
+        )
+        with pytest.raises(DatasetNotFoundError, match=r"bq mk .*bigquery\.datasets\.create"):
+            ledger_through(proxy, bigquery, "_never_made").create(STREAM, {"n": 0})
 
 
 def test_what_is_denied_is_not_tried_again(

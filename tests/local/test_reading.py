@@ -3,7 +3,7 @@
 import datetime as dt
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -259,6 +259,7 @@ def test_no_columns_are_rows_that_are_counted(
     assert sum(batch.num_rows for batch in rows) == 7
     assert rows.to_arrow().num_rows == 7
     assert rows.to_polars().shape == (7, 0)
+    assert [frame.shape for frame in rows.iter_polars()] == [(7, 0)]
     assert rows.to_pandas().shape == (7, 0)
     assert [request.selected for request in sessions] == [("f",)]
 
@@ -406,6 +407,33 @@ def test_a_lazy_frame_gives_what_an_eager_one_does(
     assert lazy.head(10).filter(pl.col("id") < 0).collect(engine=engine).height == 0
     pairs = lazy.select("id", "k").join(lazy.select("id", "s"), on="id")
     assert pairs.collect(engine=engine).height == 5000
+
+
+PLANS: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
+    "number the rows": lambda frame: frame.with_row_index().select("index"),
+    "number some": lambda frame: frame.head(10).with_row_index().select("index"),
+    "count up": lambda frame: frame.select(pl.int_range(pl.len())),
+    "constants": lambda frame: frame.drop("id", "k", "f", "s").with_columns(x=pl.lit(1)),
+    "cross join": lambda frame: frame.join(
+        pl.LazyFrame({"z": [1, 2]}), how="cross", maintain_order="left_right"
+    ).select("z"),
+}
+
+
+@pytest.mark.parametrize("engine", ["in-memory", "streaming"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_lazy_frame_has_its_rows_when_no_column_is_needed(
+    plan: str,
+    numbers: str,
+    reader: BigQueryReader,
+    sessions: list[ReadRequest],
+    engine: Any,
+) -> None:
+    eager = reader.read(numbers).to_polars()
+    frame = PLANS[plan](reader.scan(numbers))
+    del sessions[:]
+    assert frame.collect(engine=engine).equals(PLANS[plan](eager.lazy()).collect())
+    assert [request.selected for request in sessions] == [("f",)]
 
 
 def test_a_lazy_frame_sees_the_table_as_it_is_when_it_is_collected(

@@ -30,7 +30,7 @@ from dagster_bq_connector.errors import (
     TableNotFoundError,
     UnreachableError,
 )
-from dagster_bq_connector.write import file_loads, proof, staging
+from dagster_bq_connector.write import loading, proof, staging
 
 UTC = dt.UTC
 DAYS = ["2026-08-01", "2026-08-02", "2026-08-03"]
@@ -117,11 +117,11 @@ def test_a_row_of_another_partition_changes_nothing(
     def no_job(*_: object) -> None:
         raise AssertionError("a job was started")
 
-    monkeypatch.setattr(file_loads, "start_load", no_job)
+    monkeypatch.setattr(loading, "start_load", no_job)
     with pytest.raises(PartitionError, match=r"Row 3 belongs to another partition.*20260802"):
         load_writer.replace(rows_of(*DAYS[:2]), daily.for_keys(DAYS[:1]))
     for write in (load_writer.replace, load_writer.append):
-        with pytest.raises(PartitionError, match=r"Row 3 belongs to another.*replaces 20260801 of"):
+        with pytest.raises(PartitionError, match=r"Row 3 belongs to another.*writes 20260801 of"):
             write(rows_of(*DAYS[:2]), f"{name}$20260801")
     assert content(reader, name) == before
 
@@ -371,7 +371,7 @@ def test_a_job_that_cannot_be_started_among_others(
     """Those before it are done, and the error says which."""
     daily = DailyTable(f"{dataset}.t", column="day")
     load_writer.replace(rows_of(*DAYS, tag="old"), daily.for_keys(DAYS))
-    start, started = file_loads.start_load, []
+    start, started = loading.start_load, []
 
     def third_fails(settings, uris, destination, *arguments):
         started.append(destination)
@@ -379,7 +379,7 @@ def test_a_job_that_cannot_be_started_among_others(
             raise UnreachableError("no answer")
         return start(settings, uris, destination, *arguments)
 
-    monkeypatch.setattr(file_loads, "start_load", third_fails)
+    monkeypatch.setattr(loading, "start_load", third_fails)
     with pytest.raises(RefusedError, match="Only 2026-08-01, 2026-08-02 were written"):
         load_writer.replace(rows_of(*DAYS), daily.for_keys(DAYS))
     tags = {row[0].isoformat(): row[2] for row in content(reader, f"{dataset}.t")}

@@ -185,6 +185,20 @@ def test_a_copy_brings_modes_keys_and_layout(lab, table):
     assert lab.rows(target, "id") == [(1,)]
 
 
+def test_a_copy_of_several_tables_brings_modes_keys_and_layout(lab, table):
+    other, target = lab.make(COLUMNS, LAYOUT), lab.make(COLUMNS, LAYOUT)
+    lab.load(other, [{"id": 2, "name": "b", "day": "2026-08-02"}])
+    lab.load(target, [{"id": 9, "name": "old", "day": "2026-08-03"}])
+    before = lab.client.get_table(target)
+    config = bigquery.CopyJobConfig(write_disposition="WRITE_TRUNCATE")
+    lab.client.copy_table([table, other], target, job_config=config).result()
+    after = lab.client.get_table(target)
+    assert lab.rows(target, "id") == [(1,), (2,)]
+    assert (shape(after), keys(after)) == (shape(before), ["id"])
+    assert after.time_partitioning == before.time_partitioning
+    assert after.clustering_fields == before.clustering_fields
+
+
 def test_changes_after_the_data_were_replaced(lab, make_rows):
     """WRITE_TRUNCATE_DATA leaves a CDC table able to go on, and WRITE_TRUNCATE does not."""
     table = lab.make("id INT64, name STRING, PRIMARY KEY (id) NOT ENFORCED")

@@ -236,3 +236,12 @@ def test_a_patch_adds_fields_to_structs(lab):
         ("x", "y", "z"),
     ]
     assert lab.client.get_table(table).schema == found.schema
+
+
+def test_a_table_is_in_the_location_of_its_dataset(lab):
+    dataset = bigquery.Dataset(f"{lab.client.project}.l{uuid.uuid4().hex}")
+    dataset.location = "asia-northeast1"
+    lab.client.create_dataset(dataset)
+    table = bigquery.Table(dataset.reference.table("t"), FIELDS)
+    assert lab.client.create_table(table).location == "asia-northeast1"
+    assert lab.client.get_table(table).location == "asia-northeast1"

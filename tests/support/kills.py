@@ -27,7 +27,7 @@ from dagster_bq_connector import (
     FileLoadsWriter,
     RowSlice,
 )
-from dagster_bq_connector.write import default_stream, own_stream, staging, steps
+from dagster_bq_connector.write import default_stream, own_stream, parts, staging, steps
 
 ROWS = 240
 SCHEMA = pa.schema([("day", pa.date32()), ("part", pa.int64()), ("n", pa.int64())])
@@ -51,13 +51,15 @@ class Order:
         writer: Its class.
         fields: Of its BigQuery resource.
         options: Of the writer.
-        operation: `append` or `replace`.
+        operation: `append`, `replace`, `open` or `load_uris`.
         table: `dataset.table`.
         where: `table`, `partition` (of the day) or `slice` (of the part).
         day: The day of the rows.
         part: The part of the rows.
         key: The write key.
+        uris: The files of `load_uris`.
         batch: Rows of a batch.
+        max_uris: Files of a load job, if it is to be less than BigQuery takes.
         die: At which step it is killed, by number from 0; never when None.
         stop: The same, for waiting until `go` exists; `stopped` is made then.
         go: A path.
@@ -74,7 +76,9 @@ class Order:
     day: str
     part: int
     key: str | None
+    uris: list[str] = field(default_factory=list)
     batch: int = 100
+    max_uris: int = 0
     die: int | None = None
     stop: int | None = None
     go: str = ""
@@ -86,6 +90,7 @@ def attempt(order: Order) -> None:
     """Write, unless killed on the way."""
     default_stream.PREFERRED_BYTES = own_stream.PREFERRED_BYTES = 1_500
     staging.FILE_BYTES = 1_500
+    parts.MAX_URIS = order.max_uris or parts.MAX_URIS
     named: list[str] = []
 
     def observe(step: str, over: bool) -> None:
@@ -112,10 +117,24 @@ def attempt(order: Order) -> None:
         destination = DailyTable(order.table, column="day").for_keys([order.day])
     elif order.where == "slice":
         destination = RowSlice.by_keys(order.table, "part", [str(order.part)])
-    write = writer.append if order.operation == "append" else writer.replace
-    write(pieces, destination, key=order.key)
+    if order.operation == "open":
+        write_on(writer, destination, order)
+    elif isinstance(writer, FileLoadsWriter) and order.operation == "load_uris":
+        writer.load_uris(order.uris, destination, key=order.key)
+    else:
+        write = writer.append if order.operation == "append" else writer.replace
+        write(pieces, destination, key=order.key)
     if order.steps:
         Path(order.steps).write_text(json.dumps(named))
+
+
+def write_on(writer: Any, destination: str, order: Order) -> None:
+    """A long write, from the last checkpoint to the end."""
+    with writer.open(destination, key=order.key) as write:
+        for start in range(write.position or 0, ROWS, order.batch):
+            count = min(order.batch, ROWS - start)
+            write.append(rows_of(order.day, order.part, start, count))
+            write.checkpoint(start + count)
 
 
 @dataclass

@@ -86,7 +86,9 @@ def as_form(table: pa.Table, form: str) -> Any:
 
 
 def as_table(data: Any) -> pa.Table:
-    """Any of FORMS as a table."""
+    """Any of FORMS as a table, or a reader."""
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pd.DataFrame):

@@ -14,19 +14,24 @@ PACKAGE = Path(dagster_bq_connector.__file__).parent
 
 # What the package calls of Google's clients, by name.
 CALLS = {
+    "batch_commit_write_streams",
     "cancel",
     "create_dataset",
     "create_read_session",
     "create_table",
+    "create_write_stream",
     "delete",
     "delete_table",
     "done",
+    "finalize_write_stream",
+    "flush_rows",
     "get_bucket",
     "get_dataset",
     "get_job",
     "get_table",
     "list_blobs",
     "list_rows",
+    "list_tables",
     "load_table_from_uri",
     "query",
     "query_and_wait",
@@ -37,7 +42,7 @@ CALLS = {
     "upload_from_file",
 }
 # Receivers that are no client: answers in this process, and calls that a watch ends.
-OURS = {"sent.answer", "self._sent[0].answer", "self._call", "call"}
+OURS = {"sent.answer", "self._sent[0].answer", "self._call", "call", "ledger", "outcome"}
 
 
 def network_calls() -> Iterator[tuple[str, ast.Call]]:

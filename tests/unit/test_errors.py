@@ -89,6 +89,7 @@ def storage_status(code: int) -> status_pb2.Status:
         (api.Conflict("Already Exists: Job p:j"), Fault.TAKEN),
         (api.PreconditionFailed("etag"), Fault.STALE),
         (api.Forbidden("no", errors=[{"reason": "rateLimitExceeded"}]), Fault.THROTTLED),
+        (api.Forbidden('POST u: {"error": {"reason": "rateLimitExceeded"}}'), Fault.THROTTLED),
         (api.Forbidden("no", errors=[{"reason": "accessDenied"}]), Fault.DENIED),
         (api.BadRequest("no"), Fault.REFUSED),
         (api.BadRequest("no", errors=[{"reason": "jobBackendError"}]), Fault.BROKEN),
@@ -115,6 +116,7 @@ def storage_status(code: int) -> status_pb2.Status:
         (api.RetryError("timeout", cause=api.NotFound("Not found: Table x")), Fault.TABLE_MISSING),
         (api.RetryError("timeout", cause=requests.ConnectionError("refused")), Fault.BROKEN),
         (requests.Timeout("slow"), Fault.BROKEN),
+        (requests.exceptions.ChunkedEncodingError("20 of 74 bytes"), Fault.BROKEN),
         (ConnectionResetError("gone"), Fault.BROKEN),
         (google.auth.exceptions.TransportError("no"), Fault.BROKEN),
         (google.auth.exceptions.RefreshError("no"), Fault.DENIED),
@@ -175,9 +177,11 @@ def test_a_call_that_failed_carries_its_storage_code(storage, channel) -> None:
 
 
 def test_explain_names_the_thing_and_the_remedy() -> None:
-    missing = explain(api.NotFound("GET http://x: Not found: Dataset p:d"), "Table p.d.t")
+    not_found = api.NotFound("GET http://x: Not found: Dataset p:d")
+    missing = explain(not_found, "Table p.d.t", "US")
     assert isinstance(missing, DatasetNotFoundError)
-    assert "bq mk --location=EU --dataset p:d" in str(missing)
+    assert "(bq mk --location=US --dataset p:d)" in str(missing)
+    assert "--location=LOCATION" in str(explain(not_found, "Table p.d.t"))
     assert "create_dataset=True" in str(missing)
     gone = explain(requests.ConnectionError("refused"), "Table p.d.t")
     assert isinstance(gone, UnreachableError)

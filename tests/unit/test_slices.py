@@ -1,17 +1,20 @@
 """Partition keys, windows of time, partition ids, and the rows that belong to them."""
 
 import datetime as dt
+import itertools
 import re
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import dagster as dg
 import pyarrow as pa
 import pytest
 from google.cloud import bigquery
 
 from dagster_bq_connector import DailyTable, TableOptions, TableRef, TimePartitioning
 from dagster_bq_connector.errors import ConfigurationError, InvalidNameError, PartitionError
-from dagster_bq_connector.table.slice import TableSlice, TimeFilter, Window, window_of
+from dagster_bq_connector.table.slice import TableSlice, TimeFilter, window_of
+from dagster_bq_connector.table.window import Window
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DATE, DATETIME = pa.date32(), pa.timestamp("us")
@@ -268,3 +271,98 @@ def test_a_daily_table_that_cannot_be() -> None:
             DailyTable("d.t", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="decides the partitioning"):
         DailyTable("d.t", options=TableOptions(partitioning=TimePartitioning()))
+
+
+def hours(*keys: str) -> TimeFilter:
+    daily = DailyTable("d.t", column="c", timezone="Europe/Berlin", granularity="hour")
+    return daily.for_keys(keys).filter
+
+
+def test_windows_are_instants_when_an_hour_comes_twice() -> None:
+    """Python takes 02:30 for 02:30, whichever of the two it is."""
+    starts = [dt.datetime(2026, 10, 25, 2, tzinfo=BERLIN, fold=fold) for fold in (0, 1)]
+    first, second = (Window(start, start.replace(minute=30)) for start in starts)
+    assert first.start == second.start
+    assert first != second
+    assert len({first, second, Window(first.start, first.end)}) == 2
+    assert second.length == dt.timedelta(minutes=30)
+    assert Window(*starts).length == dt.timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "spans"),
+    [
+        (["02:00"], [(0, 1)]),
+        (["02:00+0100"], [(1, 2)]),
+        (["01:00", "02:00"], [(-1, 1)]),
+        (["02:00+0100", "02:00"], [(0, 2)]),
+        (["01:00", "02:00+0100"], [(-1, 0), (1, 2)]),
+        (["02:00", "03:00"], [(0, 1), (2, 3)]),
+    ],
+)
+def test_hours_that_touch_become_one(keys: list[str], spans: list[tuple[int, int]]) -> None:
+    midnight = dt.datetime(2026, 10, 25, tzinfo=dt.UTC)
+    expected = [
+        f"(`c` >= TIMESTAMP '{midnight + dt.timedelta(hours=start)}'"
+        f" AND `c` < TIMESTAMP '{midnight + dt.timedelta(hours=end)}')"
+        for start, end in spans
+    ]
+    assert hours(*[f"2026-10-25-{key}" for key in keys]).sql("TIMESTAMP") == " OR ".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "start", "end"),
+    [
+        (["01:00"], 1, 2),
+        (["03:00"], 3, 4),
+        (["02:00", "02:00+0100"], 2, 3),
+        (["01:00", "02:00", "02:00+0100", "03:00"], 1, 4),
+    ],
+)
+def test_an_hour_that_comes_twice_is_read_by_the_clock_as_a_whole(
+    keys: list[str], start: int, end: int
+) -> None:
+    assert hours(*[f"2026-10-25-{key}" for key in keys]).sql("DATETIME") == (
+        f"(`c` >= DATETIME '2026-10-25 0{start}:00:00'"
+        f" AND `c` < DATETIME '2026-10-25 0{end}:00:00')"
+    )
+
+
+@pytest.mark.parametrize(
+    "keys", [["02:00"], ["02:00+0100"], ["01:00", "02:00"], ["02:00+0100", "03:00"]]
+)
+def test_one_of_two_hours_that_the_clocks_show_alike(keys: list[str]) -> None:
+    found = hours(*[f"2026-10-25-{key}" for key in keys])
+    text = "'c' is a DATETIME, and .* clocks of Europe/Berlin show twice .* timezone='UTC'"
+    with pytest.raises(PartitionError, match=text):
+        found.sql("DATETIME")
+    assert found.sql("TIMESTAMP")
+
+
+def test_half_of_an_hour_that_comes_twice() -> None:
+    """By the clocks, its first and its second time are the same rows."""
+    start = dt.datetime(2026, 10, 25, 2, tzinfo=BERLIN)
+    halves = [start.replace(minute=minute, fold=fold) for fold in (0, 1) for minute in (0, 30)]
+    for first, last in itertools.pairwise([*halves, start.replace(hour=3)]):
+        window = Window(first, last)
+        with pytest.raises(PartitionError, match="show twice"):
+            TimeFilter("c", (window,)).bounds(window, "DATETIME")
+    whole = Window(start, start.replace(hour=3))
+    assert TimeFilter("c", (whole,)).bounds(whole, "DATETIME") == (
+        dt.datetime(2026, 10, 25, 2),
+        dt.datetime(2026, 10, 25, 3),
+    )
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Havana"])
+def test_a_day_by_the_clocks_may_begin_at_a_time_that_comes_twice(zone: str) -> None:
+    """A business day of Berlin that begins at two, and a day of Havana, where midnight does."""
+    hour = 2 if zone == "Europe/Berlin" else 0
+    day = dt.date(2026, 10, 25) if hour else dt.date(2026, 11, 1)
+    start = day - dt.timedelta(days=1)
+    daily = dg.DailyPartitionsDefinition(str(start), timezone=zone, hour_offset=hour)
+    for key in (str(start), str(day)):
+        found = daily.time_window_for_partition_key(key)
+        window = Window(found.start, found.end)
+        first, last = TimeFilter("c", (window,)).bounds(window, "DATETIME")
+        assert (str(first), last - first) == (f"{key} 0{hour}:00:00", dt.timedelta(days=1))

@@ -12,7 +12,7 @@ reference = dg.define_asset_job(
 )
 daily = dg.define_asset_job(
     "daily",
-    selection=["flights", "delays_by_carrier", "delays_by_weather"],
+    selection=["flights", "delays_by_carrier", "delays_by_weather", "late_flights", "load_log"],
     partitions_def=tables.days,
 )
 

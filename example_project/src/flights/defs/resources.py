@@ -4,21 +4,33 @@ import os
 
 import dagster as dg
 
-from dagster_bq_connector import BigQueryReader, BigQueryResource, FileLoadsWriter
+from dagster_bq_connector import (
+    BigQueryReader,
+    BigQueryResource,
+    DefaultStreamWriter,
+    ExactlyOnceWriter,
+    FileLoadsWriter,
+)
 
 
 @dg.definitions
 def resources() -> dg.Definitions:
-    """BigQuery, a reader and a writer."""
+    """BigQuery, a reader, and a writer of each method: a line here says which asset has which."""
     bigquery = BigQueryResource(
         project=dg.EnvVar("GOOGLE_CLOUD_PROJECT"),
         location=os.environ.get("FLIGHTS_LOCATION", "US"),
     )
     staging = os.environ.get("FLIGHTS_STAGING", "gs://flights-staging")
+    loads = FileLoadsWriter(bigquery=bigquery, staging=staging, create_dataset=True)
+    once = ExactlyOnceWriter(bigquery=bigquery)
+    stream = DefaultStreamWriter(bigquery=bigquery)
     return dg.Definitions(
         resources={
             "bigquery": bigquery,
             "reader": BigQueryReader(bigquery=bigquery),
-            "writer": FileLoadsWriter(bigquery=bigquery, staging=staging, create_dataset=True),
+            "writer": loads,
+            "weather_writer": once,
+            "late_writer": once,
+            "log_writer": stream,
         }
     )

@@ -1,0 +1,287 @@
+"""A long append that shows progress: a buffered stream, seen checkpoint by checkpoint.
+
+What stands in the ledger entry is the truth: how many rows of which stream are to be seen, and the
+position in the source that they reach to. The steps, and what is left when the process dies:
+
+    1. rows are appended                    nothing of them is visible
+    2. checkpoint: the entry is changed     the next attempt makes these rows visible
+    3. flush: they are visible              the next attempt flushes again, which does no harm
+
+The next attempt first takes the entry over, so that the one before can record nothing more. Then it
+flushes what is recorded, ends that stream, and goes on from the position with a stream of its own:
+what the other sent after its last checkpoint is never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from dagster_bq_connector.errors import (
+    FailedRow,
+    FailedRowsError,
+    RefusedError,
+    UnknownOutcomeError,
+    WriteKeyError,
+)
+from dagster_bq_connector.ledger import Entry, Key, Ledger
+from dagster_bq_connector.schema.conform import Conformer
+from dagster_bq_connector.schema.data import Batches, Data, open_data
+from dagster_bq_connector.table.admin import EnsuredTable
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.write.default_stream import Check
+from dagster_bq_connector.write.exactly_once import Sending
+from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
+from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
+from dagster_bq_connector.write.piece import Piece
+from dagster_bq_connector.write.result import WriteResult
+from dagster_bq_connector.write.steps import step
+from dagster_bq_connector.write.streams import StreamGone, Type
+
+OPEN, CLOSING, CLOSED = "open", "closing", "closed"
+
+# Finds or creates the table for rows, and what checks that they belong there.
+Prepare: TypeAlias = Callable[[Batches], tuple[EnsuredTable, Check | None]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is written.
+
+    Attributes:
+        table: The table.
+        text: The table, or the part of it, as the key's purpose names it.
+        prepare: Finds or creates it.
+    """
+
+    table: TableRef
+    text: str
+    prepare: Prepare
+
+
+class LongWrite:
+    """An append that is under way. Use it as a context manager: an error leaves it open.
+
+    Attributes:
+        position: What the last checkpoint recorded: where to go on. None before the first one.
+        done: Whether the write was closed before: there is nothing left to do.
+    """
+
+    def __init__(self, sending: Sending, ledger: Ledger, place: Place, key: WriteKey) -> None:
+        """Begin the write, or go on with it where the last checkpoint was.
+
+        Raises:
+            WriteKeyError: The key was used for something else.
+            UnknownOutcomeError: It cannot be known whether what is recorded is visible.
+            ConnectorError: The ledger or BigQuery cannot be reached.
+        """
+        self._sending, self._ledger, self._place, self._key = sending, ledger, place, key
+        self._purpose = purpose_of(place.text, "long append", [])
+        self._streams: OwnStreams | None = None
+        self._table: EnsuredTable | None = None
+        self._check: Check | None = None
+        self._broken = False
+        self._given = 0  # rows that this attempt was given
+        self._bytes = 0
+        self._entry = self._take_over()
+        self._before = int(self._entry.value["rows"])
+        self.position: Any = self._entry.value["position"]
+        self.done = self._entry.value["state"] == CLOSED
+
+    def append(self, data: Data) -> None:
+        """Send rows. They are visible after the next `checkpoint`.
+
+        Args:
+            data: As for `BigQueryWriter.append`.
+
+        Raises:
+            SchemaError, FailedRowsError, PartitionError: Rows do not fit. Open the write again to
+                go on from the last checkpoint.
+            ConnectorError: They could not be sent; the same holds.
+        """
+        self._usable()
+        self._broken = True  # until all of it is sent
+        batches = open_data(data)
+        streams, conform = self._opened(batches)
+        try:
+            for batch in batches.batches:
+                conformed = conform(batch)
+                if self._check is not None:
+                    self._check(conformed.batch, self._given)
+                if conformed.failed:
+                    raise RowsRefused([row.moved(self._given) for row in conformed.failed])
+                streams.send(Piece(conformed.batch, self._given))
+                self._given += batch.num_rows
+        except RowsRefused as refused:
+            raise self._failed(refused.rows) from refused
+        self._broken = False
+
+    def checkpoint(self, position: Any) -> None:
+        """Make all rows visible that were appended, and record the position they reach to.
+
+        Args:
+            position: Where the source stands, as a JSON value.
+
+        Raises:
+            WriteKeyError: Another attempt has taken the write over. Its rows count, and those
+                since the last checkpoint of this one are not seen.
+            ConnectorError: It could not be recorded, or not be made visible; the next attempt
+                knows, and goes on from what was recorded.
+        """
+        self._usable()
+        self._record(OPEN, position)
+        self.position = position
+
+    def close(self) -> None:
+        """Make all rows visible, and end the write. Repeating it does no harm.
+
+        Raises:
+            ConnectorError: As for `checkpoint`.
+        """
+        if self.done:
+            return
+        self._usable()
+        self._record(CLOSING, self.position)
+        self._end_stream(self._entry)
+        self._change({**self._entry.value, "state": CLOSED}, "close")
+        self.done = True
+        self._abandon()
+
+    def abandon(self) -> None:
+        """Leave the write open. What was appended since the last checkpoint is never seen."""
+        self._broken = True
+        self._abandon()
+
+    @property
+    def result(self) -> WriteResult:
+        """What is visible now, of all attempts."""
+        streams = self._streams
+        return WriteResult(
+            table=self._place.table,
+            method="exactly_once",
+            operation="append",
+            rows=int(self._entry.value["rows"]),
+            bytes=self._bytes + (streams.bytes if streams else 0),
+            columns=self._table.columns if self._table else (),
+            replayed=self.done and streams is None,
+            reconnects=streams.reconnects if streams else 0,
+        )
+
+    def __enter__(self) -> LongWrite:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and not self._broken:
+            self.close()
+        else:
+            self.abandon()
+
+    def _take_over(self) -> Entry:
+        """The entry, of which this attempt is the owner now."""
+        key = Key("write", self._key.text)
+        value = {
+            "state": OPEN,
+            "table": str(self._place.table),
+            "purpose": self._purpose,
+            "attempt": self._key.attempt,
+            "stream": None,
+            "offset": 0,
+            "rows": 0,
+            "position": None,
+        }
+        with step("begin"):
+            entry = self._ledger.create(key, value).entry
+        while entry is not None and entry.value.get("attempt") != self._key.attempt:
+            if entry.value.get("purpose") != self._purpose:
+                raise other_purpose(self._key, f"ledger entry {key.name}")
+            if entry.value["state"] == CLOSED:
+                return entry
+            with step("take over"):
+                mine = {**entry.value, "attempt": self._key.attempt}
+                entry = self._ledger.compare_and_set(entry, mine).entry
+        if entry is None:
+            raise UnknownOutcomeError(
+                f"The ledger entry of {self._key.text!r} was deleted while its write went on."
+            )
+        return self._settled(entry)
+
+    def _settled(self, entry: Entry) -> Entry:
+        """Make visible what is recorded of the attempt before, and end its stream."""
+        if entry.value["stream"] is not None:
+            try:
+                self._sending.streams.flush(entry.value["stream"], entry.value["offset"])
+                self._sending.streams.finalize(entry.value["stream"])
+            except StreamGone as gone:
+                raise UnknownOutcomeError(
+                    f"Whether the last rows of write key {self._key.text!r} are visible in "
+                    f"{self._place.table} cannot be known: its stream is gone ({gone}). Its ledger "
+                    f"entry {entry.key.name} says {entry.value['rows']} rows up to position "
+                    f"{entry.value['position']!r}. Look in the table; then set the entry's stream "
+                    "to null and its rows and position to what is there "
+                    "(python -m dagster_bq_connector.ledger), and write again."
+                ) from gone
+        if entry.value["state"] != CLOSING:
+            return entry
+        self._entry = entry
+        self._change({**entry.value, "state": CLOSED}, "close")
+        return self._entry
+
+    def _record(self, state: str, position: Any) -> None:
+        """Checkpoint: what is to be seen is recorded, then shown."""
+        streams = self._streams
+        counts = streams.acknowledged() if streams else {}
+        value = {**self._entry.value, "state": state, "position": position}
+        for name, rows in counts.items():
+            value |= {"stream": name, "offset": rows, "rows": self._before + rows}
+        self._change(value, "checkpoint")
+        for name, rows in counts.items():
+            self._sending.streams.flush(name, rows)
+
+    def _end_stream(self, entry: Entry) -> None:
+        if self._streams is not None and entry.value["stream"] is not None:
+            self._sending.streams.finalize(entry.value["stream"])
+
+    def _change(self, value: Mapping[str, Any], name: str) -> None:
+        with step(name):
+            written = self._ledger.compare_and_set(self._entry, value)
+        stands = written.entry
+        ours = stands is not None and stands.value.get("attempt") == self._key.attempt
+        if stands is None or not (ours and written.won):
+            self._broken = True
+            raise WriteKeyError(
+                f"Another attempt at write key {self._key.text!r} has taken it over, or somebody "
+                "deleted its ledger entry. What this one appended since its last checkpoint is "
+                "not seen; let the other one go on."
+            )
+        self._entry = stands
+
+    def _opened(self, batches: Batches) -> tuple[OwnStreams, Conformer]:
+        if self._table is None:
+            self._table, self._check = self._place.prepare(batches)
+        conform = Conformer(batches.schema, self._table.columns, complete=True)
+        if self._streams is None:
+            self._streams = self._sending.open(self._table, conform.schema, Type.BUFFERED, 1)
+        return self._streams, conform
+
+    def _failed(self, rows: list[FailedRow]) -> FailedRowsError:
+        written = int(self._entry.value["rows"]) - self._before
+        return FailedRowsError(self._place.table, rows, written)
+
+    def _usable(self) -> None:
+        if self.done or self._broken:
+            state = "closed" if self.done else "broken: an append before has failed"
+            raise RefusedError(
+                f"This write into {self._place.table} is {state}. Open it again under its key to "
+                "go on from the last checkpoint."
+            )
+
+    def _abandon(self) -> None:
+        if self._streams is not None:
+            self._streams.abandon()

@@ -1,0 +1,149 @@
+"""A long append is seen checkpoint by checkpoint, and goes on where it was left."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_bq_connector import BigQueryReader, BigQueryResource, ExactlyOnceWriter
+from dagster_bq_connector.errors import (
+    FailedRowsError,
+    RefusedError,
+    SchemaError,
+    UnknownOutcomeError,
+    WriteKeyError,
+)
+from dagster_bq_connector.ledger import BigQueryLedger, Key
+
+
+@pytest.fixture
+def writer(bigquery: BigQueryResource, dataset: str) -> ExactlyOnceWriter:
+    return ExactlyOnceWriter(bigquery=bigquery, ledger=f"{dataset}_ledger")
+
+
+def rows_of(*numbers: int) -> pa.Table:
+    return pa.table({"n": pa.array(numbers, pa.int64())})
+
+
+def numbers(reader: BigQueryReader, table: str) -> list[int]:
+    return sorted(reader.read(table).to_arrow()["n"].to_pylist())
+
+
+def test_rows_are_seen_after_each_checkpoint(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    with writer.open(name, key=f"{dataset} k") as write:
+        assert (write.position, write.done) == (None, False)
+        write.append(rows_of(1, 2))
+        assert numbers(reader, name) == []
+        write.checkpoint({"page": 1})
+        assert numbers(reader, name) == [1, 2]
+        assert write.position == {"page": 1}
+        write.append([rows_of(3), rows_of(4)])
+        write.append(rows_of())
+    assert numbers(reader, name) == [1, 2, 3, 4]
+    assert (write.result.rows, write.result.replayed) == (4, False)
+    assert write.result.to_metadata()["dagster/row_count"] == 4
+
+
+def test_a_closed_write_is_a_replay(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    with writer.open(name, key=f"{dataset} k") as write:
+        write.append(rows_of(1))
+        write.checkpoint(1)
+    with writer.open(name, key=f"{dataset} k") as again:
+        assert (again.done, again.position) == (True, 1)
+        with pytest.raises(RefusedError, match="is closed"):
+            again.append(rows_of(2))
+    assert (again.result.rows, again.result.replayed) == (1, True)
+    assert numbers(reader, name) == [1]
+
+
+def test_an_error_leaves_it_open_for_the_next_attempt(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+
+    def fail() -> None:
+        with writer.open(name, key=f"{dataset} k") as write:
+            write.append(rows_of(1, 2))
+            write.checkpoint(2)
+            write.append(rows_of(3, 4))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert numbers(reader, name) == [1, 2]
+    with writer.open(name, key=f"{dataset} k") as write:
+        assert write.position == 2
+        write.append(rows_of(3))
+        write.checkpoint(3)
+    assert numbers(reader, name) == [1, 2, 3]
+    assert write.result.rows == 3
+
+
+def test_who_comes_second_takes_over(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    first = writer.open(name, key=f"{dataset} k")
+    first.append(rows_of(1))
+    first.checkpoint(1)
+    first.append(rows_of(2))
+    second = writer.open(name, key=f"{dataset} k")
+    assert second.position == 1
+    with pytest.raises(WriteKeyError, match="taken it over"):
+        first.checkpoint(2)
+    first.abandon()
+    second.append(rows_of(2, 3))
+    second.close()
+    second.close()
+    assert numbers(reader, name) == [1, 2, 3]
+
+
+def test_a_bad_row_breaks_the_write_and_is_named(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    write = writer.open(name, key=f"{dataset} k")
+    write.append(rows_of(1, 2))
+    write.checkpoint(2)
+    bad = pa.table({"n": pa.array([3, 2**70], pa.decimal128(30, 0))})
+    with pytest.raises(FailedRowsError) as caught:
+        write.append(bad)
+    assert ([row.index for row in caught.value.rows], caught.value.written) == ([3], 2)
+    with pytest.raises(RefusedError, match="broken"):
+        write.checkpoint(4)
+    write.abandon()
+    with writer.open(name, key=f"{dataset} k") as again, pytest.raises(SchemaError):
+        again.append(pa.table({"other": [1]}))
+    assert numbers(reader, name) == [1, 2]
+
+
+def test_a_key_of_another_write_is_refused(dataset: str, writer: ExactlyOnceWriter) -> None:
+    writer.append(rows_of(1), f"{dataset}.t", key=f"{dataset} k")
+    with pytest.raises(WriteKeyError, match="was used already"):
+        writer.open(f"{dataset}.t", key=f"{dataset} k")
+    with pytest.raises(WriteKeyError, match='pass key="..."'):
+        writer.open(f"{dataset}.t")
+
+
+def test_a_recorded_stream_that_is_gone_is_not_guessed(
+    dataset: str, writer: ExactlyOnceWriter, bigquery: BigQueryResource, project: str
+) -> None:
+    with writer.open(f"{dataset}.t", key=f"{dataset} k") as write:
+        write.append(rows_of(1))
+        write.checkpoint(1)
+        write.append(rows_of(2))
+        write.abandon()
+    connected = bigquery.connect()
+    ledger = BigQueryLedger(connected.rest, project, f"{dataset}_ledger", "US", False, 30)
+    entry = ledger.get(Key("write", f"key {dataset} k"))
+    assert entry is not None
+    gone: dict[str, Any] = {"stream": f"{entry.value['stream']}gone"}
+    ledger.compare_and_set(entry, {**entry.value, **gone})
+    with pytest.raises(UnknownOutcomeError, match="cannot be known.*1 rows up to position 1"):
+        writer.open(f"{dataset}.t", key=f"{dataset} k")
