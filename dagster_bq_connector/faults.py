@@ -43,6 +43,7 @@ _TRANSPORT = (
     requests.Timeout,
     requests.exceptions.ChunkedEncodingError,
     ConnectionError,
+    TimeoutError,
 )
 _Grpc = grpc.StatusCode
 _Storage = types.StorageError.StorageErrorCode
@@ -241,6 +242,9 @@ def classify(error: BaseException | status_pb2.Status) -> Fault:
         return classify(error.cause)
     if isinstance(error, google.auth.exceptions.GoogleAuthError):
         return Fault.DENIED
+    answer = getattr(error, "response", None)  # of Cloud Storage's InvalidResponse
+    if isinstance(answer, requests.Response):
+        return _by_http(api.from_http_response(answer))
     return Fault.REFUSED
 
 
@@ -297,10 +301,19 @@ def _by_message(text: str) -> Fault | None:
     return next((fault for pattern, fault in _MESSAGES if pattern.search(text)), None)
 
 
+def _body_errors(error: api.GoogleAPICallError) -> Sequence[Any]:
+    """The errors of an answer of Cloud Storage: its client takes them for plain text."""
+    answer: Any = error.response
+    try:
+        return answer.json()["error"]["errors"]
+    except (AttributeError, LookupError, TypeError, ValueError):  # no answer, or another body
+        return ()
+
+
 def _by_http(error: api.GoogleAPICallError) -> Fault:
     if fault := _by_message(error.message):
         return fault
-    for detail in error.errors:
+    for detail in error.errors or _body_errors(error):
         reason = detail.get("reason") if isinstance(detail, dict) else None
         if reason and reason in HTTP_REASONS:
             return HTTP_REASONS[reason]

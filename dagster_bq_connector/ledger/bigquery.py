@@ -117,8 +117,10 @@ class BigQueryLedger(Ledger):
         dataset.location = self._location
         dataset.description = "The ledger of dagster-bq-connector: an entry a table. Keep it."
         try:
-            self._client.create_dataset(dataset, exists_ok=True, **self._patient)
+            self._client.create_dataset(dataset, **self._patient)
         except REST_ERRORS as error:
+            if classify(error) is Fault.TAKEN:
+                return
             if classify(error) is Fault.DENIED:
                 raise self._missing(error) from error
             raise explain(error, f"Dataset {self._dataset}") from error

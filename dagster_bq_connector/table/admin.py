@@ -246,8 +246,10 @@ class TableAdmin:
         dataset = bigquery.Dataset(bigquery.DatasetReference(ref.to_api().project, ref.dataset))
         dataset.location = self._client.location
         try:
-            self._client.create_dataset(dataset, exists_ok=True, **self._options)
+            self._client.create_dataset(dataset, **self._options)
         except REST_ERRORS as error:
+            if classify(error) is Fault.TAKEN:
+                return
             raise explain(error, f"Dataset {ref.project}.{ref.dataset}") from error
 
 

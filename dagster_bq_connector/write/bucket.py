@@ -73,7 +73,7 @@ def check_bucket(
                 return
             raise explain(error, f"Bucket gs://{bucket}") from error
         _locations[place] = str(found.location)
-    if location and apart(location, _locations[place]):
+    if location and tells_location(client) and apart(location, _locations[place]):
         raise ConfigurationError(
             f"The bucket gs://{bucket} is in {_locations[place]}, and the dataset is in "
             f"{location}: BigQuery does not load from there. Use a bucket in {location}. Nothing "
@@ -87,6 +87,11 @@ def no_bucket(bucket: str) -> ConfigurationError:
         f"The staging bucket gs://{bucket} does not exist: create it in the datasets' location "
         f"(gcloud storage buckets create gs://{bucket})."
     )
+
+
+def tells_location(client: storage.Client) -> bool:
+    """Whether the location of a bucket means something: all buckets of an emulator have one."""
+    return not str(client.api_endpoint).startswith("http://")
 
 
 def apart(dataset: str, bucket: str) -> bool:

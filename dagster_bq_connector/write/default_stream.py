@@ -61,6 +61,9 @@ MakeEncoder: TypeAlias = Callable[[Sequence[SchemaField], pa.Schema, str], Encod
 Check: TypeAlias = Callable[[pa.RecordBatch, int], object]
 
 _MISSING = (Fault.TABLE_MISSING, Fault.DENIED)
+# A default stream is never over: what the server says of it passes with another call.
+_PASSING = PASSING | {Fault.STREAM_OVER}
+_NEW_CALL = (Fault.SCHEMA_LAG, Fault.STREAM_OVER)
 
 
 def append(
@@ -299,7 +302,7 @@ class _Appender:
             bad = dict(refusal.row_errors)
             self.failed += [FailedRow(sent.piece.index(row), text) for row, text in bad.items()]
             self._send(sent.piece.without(bad))
-        elif fault not in PASSING and fault not in _MISSING and fault is not Fault.SCHEMA_LAG:
+        elif fault not in _PASSING and fault not in _MISSING and fault is not Fault.SCHEMA_LAG:
             raise self._error(refusal) from refusal
         elif sent.at < self._paused:
             self._send(sent.piece)  # the last pause was for it too
@@ -316,7 +319,7 @@ class _Appender:
             raise self._error(refusal) from refusal
         self._progress.wait(f"waiting {pause:.1f} s to try again: {refusal}")
         time.sleep(pause)
-        if fault is Fault.SCHEMA_LAG:
+        if fault in _NEW_CALL:
             self.pool.renew()  # the server looks at the table's columns when a call begins
         else:
             self.pool.mend()
@@ -324,7 +327,7 @@ class _Appender:
 
     def _pauses(self, fault: Fault) -> Iterator[float]:
         """How to wait; not at all for a table or column that is not new but gone."""
-        if fault in PASSING:
+        if fault in _PASSING:
             return Backoff(deadline=self._deadline).pauses()
         if fault is Fault.SCHEMA_LAG or time.monotonic() >= self._new_until:
             self._look_again(self._schema)

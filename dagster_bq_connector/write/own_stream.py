@@ -161,6 +161,11 @@ class OwnStream:
         elif fault in PASSING or fault is Fault.SCHEMA_LAG:
             self._pause(refusal)
             self._again()
+        elif fault is Fault.STREAM_OVER:
+            raise RefusedError(
+                f"Write stream {self.name} takes no more rows: {refusal}. Nothing of it is "
+                "visible: write again."
+            ) from refusal
         elif fault is Fault.GAP:
             raise RefusedError(
                 f"Write stream {self.name} has lost rows that it had acknowledged: {refusal}"

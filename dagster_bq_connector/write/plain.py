@@ -70,7 +70,9 @@ def plain_batch(
 
 def selected(columns: Sequence[SchemaField]) -> str:
     """SQL that gives every column of a staging table its type again, in order."""
-    return ", ".join(_value(quoted(column.name), column) for column in columns)
+    return ", ".join(
+        f"{_value(quoted(column.name), column)} AS {quoted(column.name)}" for column in columns
+    )
 
 
 def misfit(column: SchemaField) -> str:

@@ -22,7 +22,7 @@ from dagster_bq_connector.errors import (
     explain,
 )
 from dagster_bq_connector.progress import Progress
-from dagster_bq_connector.retry import rest_options
+from dagster_bq_connector.retry import Backoff, rest_options
 from dagster_bq_connector.table.admin import REST_ERRORS
 from dagster_bq_connector.write.bucket import File, check_bucket, no_bucket, parsed
 from dagster_bq_connector.write.steps import step
@@ -57,7 +57,7 @@ class Staging:
         if (address := parsed(home)) is None:
             raise ConfigurationError(f"staging={home!r}: write gs://bucket or gs://bucket/prefix.")
         self._name, prefix = address
-        rest = rest_options(deadline)
+        self._deadline, rest = deadline, rest_options(deadline)
         retry = DEFAULT_RETRY.with_timeout(deadline)
         self._options: Any = {"timeout": rest["timeout"], "retry": retry}
         self._once: Any = {"timeout": rest["timeout"], "retry": None}
@@ -86,12 +86,16 @@ class Staging:
         pq.write_table(table, sink, compression="zstd", use_dictionary=False)
         blob = self._bucket.blob(f"{self._prefix}/{len(self._blobs):06d}.parquet")
         size = sink.tell()
-        sink.seek(0)
         self._blobs.append(blob)
         uri = f"gs://{self._name}/{blob.name}"
+
+        def upload() -> None:
+            sink.seek(0)
+            blob.upload_from_file(sink, size=size, if_generation_match=0, **self._options)
+
         try:
-            with step("stage file"):
-                blob.upload_from_file(sink, size=size, if_generation_match=0, **self._options)
+            with step("stage file"):  # a 403 may be a limit of rates, which the client fails for
+                Backoff(deadline=self._deadline).call(upload, repeat_on={Fault.THROTTLED})
         except REST_ERRORS as error:
             # The name is this attempt's own: what stands there is this file, stored by a try
             # whose answer was lost.

@@ -29,9 +29,11 @@ from dagster_bq_connector.errors import (
     ConnectorError,
     FailedRow,
     FailedRowsError,
+    Fault,
     PartitionError,
     RefusedError,
     UnsupportedError,
+    classify,
     error_text,
     explain,
 )
@@ -201,10 +203,13 @@ class StagingTables:
         if target.encryption is not None:
             table.encryption_configuration = target.encryption
         try:
-            # Under this name there is only what a try made whose answer was lost.
             with step("create staging table"):
-                self._settings.client.create_table(table, exists_ok=True, **options)
+                self._settings.client.create_table(table, **options)
         except REST_ERRORS as error:
+            # Under this name there is only what a try made whose answer was lost. Google's
+            # exists_ok=True would look it up, and wait for that answer without end.
+            if classify(error) is Fault.TAKEN:
+                return ref
             raise explain(error, f"Staging table {ref}") from error
         return ref
 
@@ -270,7 +275,7 @@ def _rows(settings: JobSettings, sql: str, name: str, progress: Progress) -> lis
     try:
         options: Any = rest_options(settings.deadline)
         return [tuple(row.values()) for row in job.result(**options)]
-    except REST_ERRORS as error:
+    except (*REST_ERRORS, TimeoutError) as error:  # the latter of `result` alone
         raise explain(error, f"{what} (job {job_id})") from error
 
 

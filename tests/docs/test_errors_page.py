@@ -72,6 +72,8 @@ def test_messages_of_our_own(
     load_writer: FileLoadsWriter,
     dataset: str,
 ) -> None:
+    connected = bigquery.connect()
+    connected.clients.cloud_storage(connected.project).create_bucket("my-files")
     rows = pa.table({"id": [1], "day": [dt.date(2026, 8, 1)]})
     orders = f"{dataset}.orders"
     stream_writer.append(rows, orders)
@@ -108,6 +110,10 @@ def test_messages_of_our_own(
         (errors.WriteKeyError, lambda: once.append(rows, orders)),
         (errors.UnknownOutcomeError, lambda: once.append(rows, orders, key="monday")),
         (errors.LedgerError, lambda: ledger.create(Key("stream", "orders"), {"at": "x" * 20_000})),
+        (
+            errors.SourceFileError,
+            lambda: load_writer.load_uris("gs://my-files/2026/orders.parquet", orders),
+        ),
     ]
     for kind, action in cases:
         message = said(action, kind)
@@ -133,7 +139,8 @@ def test_messages_of_our_own(
             of_service(
                 api.BadRequest,
                 "invalid",
-                "Cannot read and write in different locations: source: US, destination: EU",
+                "Some rows belong to different partitions rather than destination partition "
+                "my-project:shop.orders$20260801",
             ),
         ),
         (

@@ -69,6 +69,12 @@ def test_replacing_twice_leaves_the_rows_once(
     ]
 
 
+def test_a_long_append(environment: None, reader: BigQueryReader) -> None:
+    materialize(run("long_append.py")["defs"])
+    pages = reader.read("shop.page_events").to_arrow()["page"].to_pylist()
+    assert sorted(pages) == [1, 2, 3]
+
+
 def test_exactly_once(environment: None, reader: BigQueryReader) -> None:
     """A key of one's own lands once; a run that was asked for again appends again."""
     snippet = run("exactly_once.py")
@@ -79,10 +85,18 @@ def test_exactly_once(environment: None, reader: BigQueryReader) -> None:
     assert sorted(shops) == ["berlin", "paris"]
 
 
-def test_a_long_append(environment: None, reader: BigQueryReader) -> None:
-    materialize(run("long_append.py")["defs"])
-    pages = reader.read("shop.page_events").to_arrow()["page"].to_pylist()
-    assert sorted(pages) == [1, 2, 3]
+def test_loading_files(
+    environment: None, bucket: None, bigquery: BigQueryResource, reader: BigQueryReader
+) -> None:
+    connected = bigquery.connect()
+    files = connected.clients.cloud_storage(connected.project).bucket("my-staging")
+    for name, line in (("a", "2026-08-01,pen,3"), ("b", "2026-08-01,ink,4")):
+        csv = f"day,item,sold\n{line}\n"
+        files.blob(f"sales/2026-08-01/{name}.csv").upload_from_string(csv)
+    snippet = run("load_files.py")
+    for _ in range(2):
+        materialize(snippet["defs"], "2026-08-01")
+    assert sorted(reader.read("shop.sales").to_arrow()["sold"].to_pylist()) == [3, 4]
 
 
 def test_the_io_manager(environment: None, bucket: None, reader: BigQueryReader) -> None:

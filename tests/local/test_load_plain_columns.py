@@ -16,9 +16,8 @@ from dagster_bq_connector import (
     TableRef,
     TimePartitioning,
 )
-from dagster_bq_connector.errors import FailedRowsError, PartitionError, UnsupportedError
+from dagster_bq_connector.errors import FailedRowsError, PartitionError, RefusedError
 from dagster_bq_connector.table.row_slice import KeyFilter, RowSlice
-from dagster_bq_connector.write import file_loads
 
 DOCUMENTS = ['{"a":1}', "null", None, '"x"']
 DAYS = ["2026-08-01", "2026-08-02"]
@@ -85,12 +84,10 @@ def test_json_of_partitions(
             load_writer.replace(documents("6", "7", days=DAYS), table)
     assert len(stored(bigquery, name)) == 3
     ingested = DailyTable(f"{dataset}.u")
-    with pytest.raises(
-        UnsupportedError, match="'doc' is JSON.*u is partitioned by time of ingestio"
-    ):
-        load_writer.replace(documents("1"), ingested.for_keys(DAYS[:1]))
-    with pytest.raises(UnsupportedError, match=r"'doc' is JSON.*u\$20260801 is no partition that"):
-        load_writer.replace(documents("1"), f"{dataset}.u$20260801")
+    load_writer.replace(documents("1"), ingested.for_keys(DAYS[:1]))
+    load_writer.replace(documents("2"), ingested.for_keys(DAYS[1:]))
+    load_writer.replace(documents("3"), f"{dataset}.u$20260801")
+    assert sorted(row[1] for row in stored(bigquery, f"{dataset}.u")) == ["2", "3"]
 
 
 def test_json_of_shards_and_of_slices(
@@ -206,9 +203,7 @@ def test_a_shard_that_fails_among_others(
     good = documents("1", "2", days=DAYS)
     load_writer.replace(good, sharded.for_keys(DAYS))
     bad = documents("3", "{", days=DAYS)
-    with pytest.raises(
-        file_loads.RefusedError, match="Only 2026-08-01 of .*s were written; then: "
-    ):
+    with pytest.raises(RefusedError, match="Only 2026-08-01 were written, of 2 partitions or tab"):
         load_writer.replace(bad, sharded.for_keys(DAYS))
     found = [stored(bigquery, f"{dataset}.s_{day.replace('-', '')}")[0][1] for day in DAYS]
     assert found == ["3", "2"]

@@ -322,8 +322,14 @@ def test_a_resource_in_another_location_writes_nothing(
 
 @pytest.mark.local_only("it makes datasets in other locations")
 def test_a_bucket_in_another_location_loads_nothing(
-    dataset: str, fields: dict[str, Any], bigquery: BigQueryResource, staging: str, put: Put
+    dataset: str,
+    fields: dict[str, Any],
+    bigquery: BigQueryResource,
+    staging: str,
+    put: Put,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(bucket, "tells_location", lambda _: True)
     tokyo = in_location(bigquery, dataset, "asia-northeast1")
     there = BigQueryResource(**fields | {"location": "asia-northeast1"})
     writer = FileLoadsWriter(bigquery=there, staging=staging)
@@ -411,7 +417,7 @@ def test_a_prefix_that_cannot_be_written(
         looked.extend([call.path] if is_bucket else [])
         return denied if is_bucket else PASSED
 
-    storage_proxy.decide = deny_bucket
+    storage_proxy.judges_buckets, storage_proxy.decide = True, deny_bucket
     writer.append(rows_of(1), f"{dataset}.t")
     assert looked
     storage_proxy.decide = lambda call: denied if call.changes else PASSED

@@ -5,12 +5,9 @@
 
 import os
 import random
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -24,11 +21,12 @@ from dagster_bq_connector import BigQueryResource, DefaultStreamWriter
 from dagster_bq_connector.errors import FailedRowsError
 from dagster_bq_connector.write import default_stream
 from support.fake_storage import FakeStorage, acknowledged, refused
+from support.fault_schedule import ENDINGS
 from support.proxy import Proxy
+from support.soak_report import table, write_section
 
 SEED = int(os.environ.get("SOAK_SEED", "20260801"))
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "300"))
-REPORT = Path(__file__).parents[1] / "SOAK.md"
 ROWS = 10  # of one request
 
 # What may befall a request, and how often in a thousand.
@@ -46,6 +44,14 @@ FAULTS = {
     "schema lag": 5,
     "connection cut": 5,
     "connection cut after storing": 5,
+}
+# Those that end a call.
+ENDED = {
+    "unavailable": "UNAVAILABLE",
+    "idle": "ABORTED, idle",
+    "restart": "ABORTED, restart",
+    "internal": "INTERNAL",
+    "throttled": "RESOURCE_EXHAUSTED",
 }
 CONNECTIONS = 3
 
@@ -112,15 +118,8 @@ class FailingServer:
                 yield acknowledged()
 
     def abort(self, fault: str | None, context: grpc.ServicerContext) -> None:
-        codes = {
-            "unavailable": (grpc.StatusCode.UNAVAILABLE, "Connection is draining"),
-            "idle": (grpc.StatusCode.ABORTED, "inactive for 600 seconds"),
-            "restart": (grpc.StatusCode.ABORTED, "server is restarted"),
-            "internal": (grpc.StatusCode.INTERNAL, "Received RST_STREAM"),
-            "throttled": (grpc.StatusCode.RESOURCE_EXHAUSTED, "AppendRows throughput"),
-        }
-        if fault in codes:
-            context.abort(*codes[fault])
+        if fault in ENDED:
+            context.abort(*ENDINGS[ENDED[fault]])
 
 
 def batches() -> Iterator[pa.RecordBatch]:
@@ -166,30 +165,14 @@ def test_no_row_is_lost(
 
 
 def report(server: FailingServer, sent: int, refused: int, doubled: int, seconds: float) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    faults = "\n".join(f"| {name} | {server.fired[name]:,} |" for name in FAULTS)
-    REPORT.write_text(
-        f"""# Long proofs
-
-Written by `make soak`. Everything ran against servers on this machine, nothing on the service.
-
-## Appends over the default stream under faults
-
-Commit {commit}, {datetime.now(UTC):%Y-%m-%d}, seed {SEED}, {seconds:.0f} s.
-
-| | |
-|---|---|
-| requests of {ROWS} rows | {REQUESTS:,} |
-| connections, from a source that pauses longer than they rest | {CONNECTIONS} |
-| rows | {sent:,} |
-| refused by the server, and named | {refused:,} |
-| lost | 0 |
-| stored more than once (the method is at least once) | {doubled:,} |
-
-| fault | fired |
-|---|---|
-{faults}
-"""
-    )
+    counts = [
+        (f"requests of {ROWS} rows", f"{REQUESTS:,}"),
+        ("connections, from a source that pauses longer than they rest", f"{CONNECTIONS}"),
+        ("rows", f"{sent:,}"),
+        ("refused by the server, and named", f"{refused:,}"),
+        ("lost", "0"),
+        ("stored more than once (the method is at least once)", f"{doubled:,}"),
+    ]
+    fired = [(name, f"{server.fired[name]:,}") for name in FAULTS]
+    text = f"{table(('', ''), counts)}\n\n{table(('fault', 'fired'), fired)}"
+    write_section("Appends over the default stream under faults", SEED, seconds, text)

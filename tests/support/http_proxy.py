@@ -4,14 +4,16 @@ import contextlib
 import http.client
 import json
 import re
+import select
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
+STALL_SECONDS = 120.0  # in which every client must have given up
 
 # What Google's client asks of its own accord, once a bucket and when it likes: it is passed on.
 BUCKET = re.compile(r"/storage/v1/b/[^/]+")
@@ -29,7 +31,9 @@ class Verdict:
         text: Its message.
         content: The body of that answer, in place of an error.
         cut: Send only so many bytes of the service's answer, then close the connection.
+        stalls: Whether nothing is answered and nothing closed, until the client has gone.
         then: Done when the service has the call, or would have it, and before any answer.
+        seen: Done when the client has the answer, or has lost the connection.
     """
 
     arrives: bool = True
@@ -38,7 +42,9 @@ class Verdict:
     text: str = "said by the proxy"
     content: bytes | None = None
     cut: int | None = None
-    then: Callable[[], object] = lambda: None
+    stalls: bool = False
+    then: Callable[[], object] = field(default=lambda: None, repr=False)
+    seen: Callable[[], object] = field(default=lambda: None, repr=False)
 
 
 PASSED = Verdict()
@@ -69,6 +75,7 @@ class HttpProxy(ThreadingHTTPServer):
         self.target = urlsplit(target).netloc
         self.decide: Callable[[Call], Verdict] = lambda _call: PASSED
         self.calls: list[Call] = []
+        self.judges_buckets = False
         self._judging = threading.Lock()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}).start()
 
@@ -86,7 +93,7 @@ class HttpProxy(ThreadingHTTPServer):
         self.decide = lambda call: next(left, PASSED) if call.changes else PASSED
 
     def judge(self, call: Call) -> Verdict:
-        if BUCKET.fullmatch(urlsplit(call.path).path):
+        if not self.judges_buckets and BUCKET.fullmatch(urlsplit(call.path).path):
             return PASSED
         with self._judging:
             self.calls.append(call)
@@ -118,12 +125,15 @@ class _Handler(BaseHTTPRequestHandler):
         with self._forwarded(call) if verdict.arrives else contextlib.nullcontext() as answer:
             content = answer.read() if answer else b""
             verdict.then()
-            if verdict.status == 0:
+            if verdict.stalls:
+                self._stall()
+            elif verdict.status == 0:
                 self.close_connection = True
             elif verdict.status:
                 self._refuse(verdict)
             else:
                 self._answer(answer, content, verdict.cut)
+            verdict.seen()
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay
 
@@ -144,6 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[:cut])
         self.close_connection = cut is not None
+
+    def _stall(self) -> None:
+        """Wait until the client gives up: it closes the connection, which makes it readable."""
+        self.close_connection = True
+        readable, _, _ = select.select([self.connection], [], [], STALL_SECONDS)
+        assert readable, "the client waits without end"
 
     def _refuse(self, verdict: Verdict) -> None:
         problem = {"message": verdict.text, "domain": "global", "reason": verdict.reason}

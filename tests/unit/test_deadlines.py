@@ -16,6 +16,7 @@ PACKAGE = Path(dagster_bq_connector.__file__).parent
 CALLS = {
     "batch_commit_write_streams",
     "cancel",
+    "copy_table",
     "create_dataset",
     "create_read_session",
     "create_table",

@@ -6,6 +6,7 @@ import pytest
 import requests
 from google.api_core import exceptions as api
 from google.cloud.bigquery_storage_v1 import types
+from google.cloud.storage.exceptions import InvalidResponse
 from google.rpc import status_pb2
 
 from dagster_bq_connector import faults
@@ -26,6 +27,14 @@ from dagster_bq_connector.errors import (
 from dagster_bq_connector.retry import Backoff
 
 Code = types.StorageError.StorageErrorCode
+
+
+def invalid(status: int, body: str = "", method: str = "POST") -> InvalidResponse:
+    """What Cloud Storage's client makes of an answer to an upload."""
+    answer = requests.Response()
+    answer.status_code, answer._content = status, body.encode()
+    answer.request = requests.Request(method, "http://localhost/upload").prepare()
+    return InvalidResponse(answer, "Request failed with status code", status)
 
 
 def storage_status(code: int) -> status_pb2.Status:
@@ -117,7 +126,11 @@ def storage_status(code: int) -> status_pb2.Status:
         (api.RetryError("timeout", cause=requests.ConnectionError("refused")), Fault.BROKEN),
         (requests.Timeout("slow"), Fault.BROKEN),
         (requests.exceptions.ChunkedEncodingError("20 of 74 bytes"), Fault.BROKEN),
+        (api.RetryError("timeout", cause=invalid(503)), Fault.BROKEN),
+        (invalid(403, '{"error": {"errors": [{"reason": "rateLimitExceeded"}]}}'), Fault.THROTTLED),
+        (invalid(403, "no"), Fault.DENIED),
         (ConnectionResetError("gone"), Fault.BROKEN),
+        (TimeoutError(), Fault.BROKEN),
         (google.auth.exceptions.TransportError("no"), Fault.BROKEN),
         (google.auth.exceptions.RefreshError("no"), Fault.DENIED),
         (RequestTooLargeError("no"), Fault.TOO_LARGE),

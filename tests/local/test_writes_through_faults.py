@@ -1,0 +1,154 @@
+"""What one failing call means for a write. Whole schedules of them are in tests/soak."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_bq_connector import (
+    BigQueryReader,
+    BigQueryResource,
+    DefaultStreamWriter,
+    ExactlyOnceWriter,
+    FileLoadsWriter,
+    RowSlice,
+)
+from dagster_bq_connector.errors import RefusedError
+from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.table.admin import Creation
+from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.write import own_stream, streams
+from dagster_bq_connector.write.exactly_once import Sending
+from dagster_bq_connector.write.piece import Piece
+from dagster_bq_connector.write.streams import Type
+from support.fault_schedule import GRPC_CALL, STREAM_STATE, Schedule
+from support.fault_server import FaultServer, call_of
+from support.http_proxy import LOST, PASSED, Call, HttpProxy, Verdict
+from support.slices import content, rows_of
+
+pytestmark = pytest.mark.local_only("proxies stand between, which have no certificate of Google's")
+
+
+class Script(Schedule):
+    """Faults of the next calls, as they are told."""
+
+    def __init__(self, **faults: list[str | None]) -> None:
+        self.left = faults
+
+    def fault(self, call: str) -> str | None:
+        left = self.left.get(call.partition(",")[0])
+        return left.pop(0) if left else None
+
+
+@pytest.fixture
+def server(fields: dict[str, Any]) -> Iterator[FaultServer]:
+    with FaultServer(fields | {"deadline_seconds": 30}) as server:
+        yield server
+
+
+@pytest.fixture
+def faulty(server: FaultServer) -> BigQueryResource:
+    return BigQueryResource(**server.fields)
+
+
+@pytest.fixture
+def once(faulty: BigQueryResource, dataset: str) -> ExactlyOnceWriter:
+    return ExactlyOnceWriter(bigquery=faulty, ledger=f"{dataset}_ledger")
+
+
+def pieces() -> list[pa.Table]:
+    return [rows_of(("a", number)) for number in range(4)]
+
+
+ROWS = [("a", number) for number in range(4)]
+
+
+def test_a_stream_that_takes_no_more_rows_ends_the_attempt_and_not_the_write(
+    dataset: str, once: ExactlyOnceWriter, server: FaultServer, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    server.schedule = Script(AppendRows=[None, None, STREAM_STATE])
+    with pytest.raises(RefusedError, match="takes no more rows.*write again"):
+        once.append(pieces(), name, key=f"{dataset} k")
+    assert content(reader, name) == []
+    assert not once.append(pieces(), name, key=f"{dataset} k").replayed
+    assert content(reader, name) == ROWS
+    assert server.fired.faults[STREAM_STATE] == 1
+
+
+def test_a_default_stream_is_never_over(
+    dataset: str, faulty: BigQueryResource, server: FaultServer, reader: BigQueryReader
+) -> None:
+    server.schedule = Script(AppendRows=[STREAM_STATE, None, STREAM_STATE])
+    DefaultStreamWriter(bigquery=faulty).append(pieces(), f"{dataset}.t")
+    assert content(reader, f"{dataset}.t") == ROWS
+    assert server.fired.faults[STREAM_STATE] == 2
+
+
+@pytest.mark.parametrize("fault", GRPC_CALL)
+def test_what_is_flushed_under_faults_is_visible_once(
+    dataset: str,
+    faulty: BigQueryResource,
+    server: FaultServer,
+    stream_writer: DefaultStreamWriter,
+    reader: BigQueryReader,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    """A flush that was made answers ALREADY_EXISTS when it is repeated."""
+    monkeypatch.setattr(streams, "ANSWER_SECONDS", 3.0)
+    monkeypatch.setattr(own_stream, "STALL_SECONDS", 3.0)
+    stream_writer.append(rows_of(("a", 0)).slice(0, 0), f"{dataset}.t")
+    connected = faulty.connect()
+    ref = TableRef.parse(f"{dataset}.t", connected.project)
+    table = connected.admin.ensure(ref, lambda: (), None, Creation())
+    server.schedule = Script(FlushRows=[fault])
+    with Progress("Appending", print) as progress:
+        sending = Sending(connected.clients, 1, progress, 30)
+        [rows] = rows_of(*ROWS).to_batches()
+        own = sending.open(table, rows.schema, Type.BUFFERED)
+        own.send(Piece(rows, 0))
+        [name] = own.finish()
+        sending.streams.flush(name, 3)
+    assert content(reader, f"{dataset}.t") == ROWS[:3]
+    assert server.fired.faults[fault] == 1
+
+
+def test_a_staging_table_whose_answer_was_lost_is_not_looked_up(
+    dataset: str, fields: dict[str, Any], stream_writer: DefaultStreamWriter, reader: BigQueryReader
+) -> None:
+    """Google's client would look it up without a timeout, and wait for ever."""
+    name = f"{dataset}.t"
+    stream_writer.append(rows_of(("a", 9)), name)
+
+    lost: list[Call] = []
+
+    def decide(call: Call) -> Verdict:
+        if call_of(call) == "tables.get" and "_dagster_bq_" in call.path:
+            return Verdict(stalls=True)
+        if call_of(call) == "tables.insert" and b"_dagster_bq_" in call.body and not lost:
+            lost.append(call)
+            return LOST
+        return PASSED
+
+    with HttpProxy(fields["api_endpoint"]) as proxy:
+        proxy.decide = decide
+        bigquery = BigQueryResource(**fields | {"api_endpoint": proxy.url, "deadline_seconds": 20})
+        once = ExactlyOnceWriter(bigquery=bigquery, ledger=f"{dataset}_ledger")
+        once.replace(rows_of(*ROWS), RowSlice.by_keys(name, "region", ["a"]), key=f"{dataset} k")
+    assert lost
+    assert content(reader, name) == ROWS
+
+
+def test_a_limit_of_rates_that_cloud_storage_calls_forbidden_is_waited_for(
+    dataset: str,
+    faulty: BigQueryResource,
+    server: FaultServer,
+    staging: str,
+    reader: BigQueryReader,
+) -> None:
+    server.schedule = Script(upload=["403 rateLimitExceeded", "403 rateLimitExceeded"])
+    FileLoadsWriter(bigquery=faulty, staging=staging).append(pieces(), f"{dataset}.t")
+    assert content(reader, f"{dataset}.t") == ROWS
+    assert server.fired.faults["403 rateLimitExceeded"] == 2
