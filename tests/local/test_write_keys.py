@@ -212,18 +212,22 @@ def test_outputs_that_share_a_table(
         for number in (3, 4):
             yield dg.DynamicOutput(rows(number), f"n{number}")
 
+    @dg.op(out=dg.DynamicOut(io_manager_key="memory"))
+    def spread() -> Iterator[dg.DynamicOutput[int]]:
+        for number in (5, 6):
+            yield dg.DynamicOutput(number, f"n{number}")
+
     @dg.op(out=dg.Out(metadata=shared))
-    def more(table: pa.Table) -> pa.Table:
-        return rows(table.num_rows * 100)
+    def mapped(number: int) -> pa.Table:
+        return rows(number)
 
     manager = BigQueryIOManager(writer=keyed, dataset=dataset, mode="append")
 
-    @dg.job(resource_defs={"io_manager": manager})
+    @dg.job(resource_defs={"io_manager": manager, "memory": dg.mem_io_manager})
     def job() -> None:
         two_outputs()
-        dynamic().map(more)
+        dynamic()
+        spread().map(mapped)
 
     assert job.execute_in_process().success
-    found = numbers()
-    assert found[:4] == [1, 2, 3, 4]
-    assert len(found) == 6  # one of each mapped step
+    assert numbers() == [1, 2, 3, 4, 5, 6]
