@@ -24,7 +24,7 @@ def sales_by_day(
     ).to_materialize_result()
 
 
-bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT"), location="US")
+bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT"), location="EU")
 defs = dg.Definitions(
     assets=[sales_by_day],
     resources={
