@@ -36,9 +36,10 @@ from dagster_bq_connector.writers import (
 class FileLoadsWriter(BigQueryWriter):
     """Writes by load jobs from Parquet files, which it stages in Cloud Storage and then deletes.
 
-    Load jobs are atomic; by Google's documentation they are free, and a table takes 1,500 of them
-    a day. When rows fail, nothing is written. What is more than one job takes is loaded into
-    temporary tables of the same dataset, which one copy job puts into the table.
+    Exactly once: a load job is atomic, and its id is made from the write key, so that a write that
+    is tried again finds its job. By Google's documentation load jobs are free, and a table takes
+    1,500 of them a day. When rows fail, nothing is written. What is more than one job takes is
+    loaded into temporary tables of the same dataset, which one copy job puts into the table.
 
     A `RowSlice`, and columns of JSON, RANGE and INTERVAL, which no load job takes from Parquet, are
     loaded into a staging table of the same dataset, and written from there by one transaction. Its
