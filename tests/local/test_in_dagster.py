@@ -17,9 +17,9 @@ from dagster_bq_connector import (
     DailyTable,
     DefaultStreamWriter,
     FileLoadsWriter,
+    file_loads_writer,
 )
 from dagster_bq_connector import progress as progress_module
-from dagster_bq_connector import writers as writers_module
 from dagster_bq_connector.errors import PartitionError
 
 
@@ -206,7 +206,7 @@ def test_waiting_for_load_jobs_says_so_in_the_log(
 ) -> None:
     monkeypatch.setattr(progress_module, "INTERVAL_SECONDS", 0.0)
     lines: list[str] = []
-    monkeypatch.setattr(writers_module, "log", lambda: lines.append)
+    monkeypatch.setattr(file_loads_writer, "log", lambda: lines.append)
     daily = DailyTable(f"{dataset}.t", column="day")
     days = ["2026-08-01", "2026-08-02"]
     load_writer.replace(rows_of(days), daily.for_keys(days))
