@@ -154,9 +154,16 @@ def steps_of(case: Case, attempts: Attempts, path: Path) -> list[str]:
     return named
 
 
-def points(named: list[str]) -> list[int]:
-    """Where to strike: once at each step by its name; in the soak each time that it is taken."""
-    return list(range(len(named))) if SOAK else [named.index(step) for step in dict.fromkeys(named)]
+def points(named: list[str], every: int = 1) -> list[int]:
+    """Where to strike: once at each step by its name; in the soak each time that it is taken.
+
+    Args:
+        named: The steps of an attempt.
+        every: Which of the names, when it is not the soak.
+    """
+    if SOAK:
+        return list(range(len(named)))
+    return [named.index(step) for step in dict.fromkeys(named)][::every]
 
 
 def ids(write: tuple[str, str, str]) -> str:
@@ -181,7 +188,7 @@ def test_two_attempts_at_once(case: Case, attempts: Attempts, tmp_path: Path) ->
     """The first one stops at a step, goes on when the second one is done, and does no harm."""
     named = steps_of(case, attempts, tmp_path)
     case.prepare(range(2, 2 + len(named)))
-    for point in points(named):
+    for point in points(named, every=3):
         number, step = 2 + point, named[point]
         stopped, go = tmp_path / f"stopped{point}", tmp_path / f"go{point}"
         first = attempts.start(case.order(number, stop=point, stopped=str(stopped), go=str(go)))
