@@ -16,7 +16,7 @@ demo: setup ## A week of flights in and out of a local BigQuery, then Dagster on
 
 test: setup ## Every test that needs no cloud account
 	@tools/browser.sh
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: setup ## Style, types and the floors of the house
 	$(PYTHON) -m ruff check .

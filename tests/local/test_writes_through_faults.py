@@ -102,7 +102,7 @@ def test_what_is_flushed_under_faults_is_visible_once(
     stream_writer.append(rows_of(("a", 0)).slice(0, 0), f"{dataset}.t")
     connected = faulty.connect()
     ref = TableRef.parse(f"{dataset}.t", connected.project)
-    table = connected.admin.ensure(ref, lambda: (), None, Creation())
+    table = connected.admin.draft(ref, lambda: (), None, Creation()).make()
     server.schedule = Script(FlushRows=[fault])
     with Progress("Appending", print) as progress:
         sending = Sending(connected.clients, 1, progress, 30)

@@ -83,17 +83,18 @@ def test_intervals_in_structs_and_lists() -> None:
 def test_the_sql_that_gives_columns_their_types_again() -> None:
     lists = SchemaField("js", "JSON", "REPEATED")
     assert selected([SchemaField("n", "INT64"), JSON, INTERVAL]) == (
-        "`n`, PARSE_JSON(`j`, wide_number_mode=>'exact'), CAST(`i` AS INTERVAL)"
+        "`n` AS `n`, PARSE_JSON(`j`, wide_number_mode=>'exact') AS `j`, "
+        "CAST(`i` AS INTERVAL) AS `i`"
     )
-    assert selected([RANGE]) == "IF(`r` IS NULL, NULL, RANGE(`r`.`start`, `r`.`end`))"
+    assert selected([RANGE]) == "IF(`r` IS NULL, NULL, RANGE(`r`.`start`, `r`.`end`)) AS `r`"
     assert selected([lists]) == (
         "ARRAY(SELECT PARSE_JSON(e0, wide_number_mode=>'exact') FROM UNNEST(`js`) AS e0 "
-        "WITH OFFSET AS o0 ORDER BY o0)"
+        "WITH OFFSET AS o0 ORDER BY o0) AS `js`"
     )
     assert selected([NESTED]) == (
         "IF(`s` IS NULL, NULL, STRUCT(`s`.`a` AS `a`, "
         "PARSE_JSON(`s`.`j`, wide_number_mode=>'exact') AS `j`, "
-        "CAST(`s`.`i` AS INTERVAL) AS `i`))"
+        "CAST(`s`.`i` AS INTERVAL) AS `i`)) AS `s`"
     )
 
 
