@@ -176,7 +176,7 @@ def ids(write: tuple[str, str, str]) -> str:
 def test_killed_at_any_step(case: Case, attempts: Attempts, tmp_path: Path) -> None:
     named = steps_of(case, attempts, tmp_path)
     case.prepare(range(2, 2 + len(named)))
-    for point in points(named, every=4):
+    for point in points(named, every=7):
         number, step = 2 + point, named[point]
         assert attempts.run(case.order(number, die=point)) == -9, step
         assert case.may_be_seen(number), f"half a write, {step}"
@@ -190,7 +190,7 @@ def test_two_attempts_at_once(case: Case, attempts: Attempts, tmp_path: Path) ->
     """The first one stops at a step, goes on when the second one is done, and does no harm."""
     named = steps_of(case, attempts, tmp_path)
     case.prepare(range(2, 2 + len(named)))
-    for point in points(named, every=8):
+    for point in points(named, every=15):
         number, step = 2 + point, named[point]
         stopped, go = tmp_path / f"stopped{point}", tmp_path / f"go{point}"
         first = attempts.start(case.order(number, stop=point, stopped=str(stopped), go=str(go)))
@@ -209,7 +209,7 @@ def test_the_default_stream_loses_nothing(case: Case, attempts: Attempts, tmp_pa
     """At least once: rows of an attempt that was killed may be there twice, and none is lost."""
     named = steps_of(case, attempts, tmp_path)
     case.prepare(range(2, 2 + len(named)))
-    for point in points(named, every=4):
+    for point in points(named, every=7):
         number, step = 2 + point, named[point]
         assert attempts.run(case.order(number, die=point)) == -9, step
         assert attempts.run(case.order(number, batch=17)) == 0, step

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import math
 from collections.abc import Collection, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -68,7 +69,7 @@ def intervals() -> st.SearchStrategy[Any]:
 SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "BOOLEAN": st.booleans(),
     "INTEGER": integers(-(2**63), 2**63 - 1),
-    "FLOAT": st.floats(),
+    "FLOAT": st.floats().map(lambda number: math.nan if math.isnan(number) else number),
     "NUMERIC": decimals(38, 9),
     "BIGNUMERIC": decimals(38, LOCAL_BIGNUMERIC),
     "STRING": st.text(max_size=8),

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+import math
 import re
 import struct
 import uuid
@@ -61,7 +62,7 @@ MICROS = st.integers(-(2**45), 2**45)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "BOOLEAN": st.booleans(),
     "INTEGER": INTEGERS,
-    "FLOAT": st.floats(),
+    "FLOAT": st.floats().map(lambda number: math.nan if math.isnan(number) else number),
     "NUMERIC": decimals(38, 9),
     "BIGNUMERIC": decimals(76, 38),
     "STRING": st.text(st.characters(exclude_categories=["Cs"])),
