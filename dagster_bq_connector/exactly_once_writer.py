@@ -16,7 +16,6 @@ from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.write.default_stream import Check
 from dagster_bq_connector.write.exactly_once import Sending, append
-from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.long_write import LongWrite, Place
 from dagster_bq_connector.write.replacement import replace_rows
@@ -26,7 +25,6 @@ from dagster_bq_connector.writers import (
     BigQueryWriter,
     check_connections,
     check_options,
-    labels_of,
     resolved,
 )
 
@@ -157,10 +155,7 @@ class ExactlyOnceWriter(BigQueryWriter):
         batches = open_data(data)
         check_connections(self.connections)
         targets = self._targets(connected, batches, table, options, "replace", streamed=True)
-        labels = labels_of(connected)
-        settings = JobSettings(
-            connected.rest, targets.location, key, "replace", labels, connected.deadline
-        )
+        settings = self._settings(connected, targets, key, "replace")
         with Progress(f"Replacing {targets.table}", log()) as progress:
             sending = self._sending(connected, progress)
             return replace_rows(sending, settings, targets, batches, progress)

@@ -10,7 +10,7 @@ from google.cloud import storage
 from pydantic import Field
 
 from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
-from dagster_bq_connector.metadata import MaterializedWrite, log, warn
+from dagster_bq_connector.metadata import MaterializedWrite, log
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import Connected, TableLike
 from dagster_bq_connector.schema.data import Data, open_data
@@ -18,17 +18,16 @@ from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import file_loads
-from dagster_bq_connector.write.jobs import FileFormat, JobSettings, Source
+from dagster_bq_connector.write.jobs import FileFormat, Source
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.source_files import SourceFiles
 from dagster_bq_connector.write.staging import Staging
-from dagster_bq_connector.write.targets import Targets, of_files
+from dagster_bq_connector.write.targets import of_files
 from dagster_bq_connector.writers import (
     BigQueryWriter,
     Destination,
     check_options,
-    labels_of,
     resolved,
 )
 
@@ -97,13 +96,7 @@ class FileLoadsWriter(BigQueryWriter):
             RefusedError: BigQuery refused the files, or the table has rows and `if_empty` is set.
             WriteKeyError, ConnectorError: As for `append`; nothing was changed.
         """
-        if isinstance(table, RowSlice):
-            raise UnsupportedError(
-                f"Files cannot be loaded into a slice of the rows of {table.table}: load them into "
-                "a table of their own, read that, and replace the slice."
-            )
-        if operation not in ("append", "replace"):
-            raise ConfigurationError(f"operation={operation!r}: it is 'append' or 'replace'.")
+        _check_files(table, operation)
         check_options(options)
         source = Source(format, skip_leading_rows)
         connected = Connected.to(self.bigquery)
@@ -160,31 +153,6 @@ class FileLoadsWriter(BigQueryWriter):
         with Progress(f"Loading into {targets.table}", log()) as progress:
             return file_loads.load(settings, staging, targets, batches, progress)
 
-    def _settings(
-        self, connected: Connected, targets: Targets, key: WriteKey, operation: Operation
-    ) -> JobSettings:
-        """What the jobs have in common.
-
-        Raises:
-            ConfigurationError: The resource and the dataset are in different locations.
-        """
-        there, here = targets.location, connected.location
-        if there and here and there.casefold() != here.casefold():
-            raise ConfigurationError(
-                f"The location of the BigQuery resource is {here}, and {targets.table} is in "
-                f"{there}. Set location={there!r}, or leave it out, and stage in a bucket there. "
-                "No row was written."
-            )
-        return JobSettings(
-            connected.rest,
-            there,
-            key,
-            operation,
-            labels_of(connected),
-            connected.deadline,
-            warn(),
-        )
-
     def _storage(self, connected: Connected) -> storage.Client:
         """The Cloud Storage client.
 
@@ -203,3 +171,19 @@ class FileLoadsWriter(BigQueryWriter):
                 "loads from its own Cloud Storage. Nothing was written."
             )
         return client
+
+
+def _check_files(table: object, operation: str) -> None:
+    """Refuse what files cannot be loaded for.
+
+    Raises:
+        UnsupportedError: They would go into a slice of a table's rows.
+        ConfigurationError: The operation is none.
+    """
+    if isinstance(table, RowSlice):
+        raise UnsupportedError(
+            f"Files cannot be loaded into a slice of the rows of {table.table}: load them into "
+            "a table of their own, read that, and replace the slice."
+        )
+    if operation not in ("append", "replace"):
+        raise ConfigurationError(f"operation={operation!r}: it is 'append' or 'replace'.")

@@ -12,7 +12,7 @@ from google.cloud.bigquery import SchemaField
 from pydantic import Field
 
 from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
-from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context
+from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context, warn
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import STRICT, Connected, Destination
 from dagster_bq_connector.schema.conform import Conformer
@@ -24,6 +24,7 @@ from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
 from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import default_stream
+from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.targets import (
@@ -188,6 +189,24 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
             return of_rows(slice_, find, options, connected.admin.draft_type, operation)
         return of_table(connected.resolve(table), find, options, streamed)
 
+    def _settings(
+        self, connected: Connected, targets: Targets, key: WriteKey, operation: Operation
+    ) -> JobSettings:
+        """What the jobs have in common.
+
+        Raises:
+            ConfigurationError: The resource and the dataset are in different locations.
+        """
+        there, here = targets.location, connected.location
+        if there and here and there.casefold() != here.casefold():
+            raise ConfigurationError(
+                f"The location of the BigQuery resource is {here}, and {targets.table} is in "
+                f"{there}. Set location={there!r}, or leave it out. No row was written."
+            )
+        labels = dict(connected.defaults.labels) | dict(job_labels(run_context()))
+        rest, deadline = connected.rest, connected.deadline
+        return JobSettings(rest, there, key, operation, labels, deadline, warn())
+
     def _streamed(
         self, connected: Connected, data: Batches, table: Destination, options: TableOptions | None
     ) -> tuple[EnsuredTable, Targets | None]:
@@ -245,6 +264,12 @@ class DefaultStreamWriter(BigQueryWriter):
     replaces: ClassVar[bool] = False
     """It only adds rows."""
 
+    connections: int = Field(
+        default=1,
+        description="AppendRows connections of one append. BigQuery takes 5 to 10 MB/s over one: "
+        "use more when that is what an append waits for.",
+    )
+
     def _key(
         self, connected: Connected, operation: Operation, table: Destination, key: str | None
     ) -> WriteKey:
@@ -254,12 +279,6 @@ class DefaultStreamWriter(BigQueryWriter):
                 "out, or use ExactlyOnceWriter or FileLoadsWriter."
             )
         return WriteKey.unique()
-
-    connections: int = Field(
-        default=1,
-        description="AppendRows connections of one append. BigQuery takes 5 to 10 MB/s over one: "
-        "use more when that is what an append waits for.",
-    )
 
     def _append(
         self,
@@ -309,11 +328,6 @@ def check_connections(connections: int) -> None:
         raise ConfigurationError(
             f"connections={connections}: it must be from 1 to {MAX_CONNECTIONS}."
         )
-
-
-def labels_of(connected: Connected) -> dict[str, str]:
-    """The labels of the jobs of a write."""
-    return dict(connected.defaults.labels) | dict(job_labels(run_context()))
 
 
 def resolved(connected: Connected, table: Destination) -> TableRef | Slice:

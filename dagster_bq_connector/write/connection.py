@@ -293,9 +293,7 @@ class Connection:
             for response in call:
                 self._acknowledge(_Response.FromString(response))
             error: Exception | None = ConnectionResetError("the server ended the call")
-        except grpc.RpcError as failure:
-            error = failure
-        except ValueError as failure:  # gRPC: the channel is closed
+        except (grpc.RpcError, ValueError) as failure:  # the latter of a channel that is closed
             error = failure
         with self._lock:
             self._call = None

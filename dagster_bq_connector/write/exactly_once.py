@@ -119,12 +119,13 @@ def append(
     if entry := ledger.get(ours):
         return commit.finish(entry, replayed=True)
     rows = _Rows(sending, table, data, check)
+    streams = list(rows.send())  # all is counted after that
     value = {
         "state": PREPARED,
         "table": str(table.ref),
         "purpose": purpose,
         "attempt": key.attempt,
-        "streams": list(rows.send()),
+        "streams": streams,
         "rows": rows.count,
         "bytes": rows.bytes,
         "partitions": dict(counts or {}),

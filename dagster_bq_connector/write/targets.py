@@ -161,7 +161,7 @@ def _of_partitions(slice_: TableSlice, streamed: bool, table: EnsuredTable) -> T
     ids = slice_.partitions(_column_type(slice_, table.columns))
     staged = streamed or not is_loadable(table.columns)
     if staged and slice_.column:
-        return _of_rows(_as_rows(slice_, table.columns), table, _no_expressions)
+        return _of_rows(_as_rows(slice_), table, _no_expressions)
     targets = [_target(id_, slice_.address(id_), table, key) for id_, key in ids.items()]
     return Targets(slice_.table, table.columns, targets, slice_.split, staged)
 
@@ -240,7 +240,7 @@ def of_stream(slice_: TableSlice | RowSlice, draft: Draft) -> tuple[EnsuredTable
             "are streamed: write them with FileLoadsWriter."
         )
 
-    rows = slice_ if isinstance(slice_, RowSlice) else _as_rows(slice_, draft.table.columns)
+    rows = slice_ if isinstance(slice_, RowSlice) else _as_rows(slice_)
     names = [filter_.column for _, filters in rows.parts for filter_ in filters]
     return _made(draft, lambda table: (table, _of_rows(rows, table, refuse)), names)
 
@@ -347,22 +347,13 @@ def _of_shards(
     return Targets(slice_.table, columns, targets, slice_.split, staged)
 
 
-def _as_rows(slice_: TableSlice, columns: Sequence[SchemaField]) -> RowSlice:
-    if slice_.column is None:
-        raise UnsupportedError(
-            f"{_unloadable(columns)}, and {slice_.table} is partitioned by time of ingestion, "
-            "which needs one: partition it by a column."
-        )
+def _as_rows(slice_: TableSlice) -> RowSlice:
     column = slice_.column
+    assert column is not None  # by the time of ingestion no filter tells where rows go
     return RowSlice(
         slice_.table,
         tuple((key, (TimeFilter(column, (window,), (key,)),)) for key, window in slice_.windows),
     )
-
-
-def _unloadable(columns: Sequence[SchemaField]) -> str:
-    column = next(column for column in columns if not is_loadable([column]))
-    return f"Column {column.name!r} is {type_name(column)}, which no load job takes from Parquet"
 
 
 def _no_expressions(expression: str) -> str:
