@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from dagster_bq_connector.errors import (
+    ConnectorError,
     FailedRow,
     FailedRowsError,
     RefusedError,
@@ -99,6 +100,7 @@ class LongWrite:
         Raises:
             SchemaError, FailedRowsError, PartitionError: Rows do not fit. Open the write again to
                 go on from the last checkpoint.
+            WriteKeyError: Another attempt has taken the write over.
             ConnectorError: They could not be sent; the same holds.
         """
         self._usable()
@@ -116,6 +118,9 @@ class LongWrite:
                 self._given += batch.num_rows
         except RowsRefused as refused:
             raise self._failed(refused.rows) from refused
+        except ConnectorError as error:
+            self._refuse_overtaken(error)
+            raise
         self._broken = False
 
     def checkpoint(self, position: Any) -> None:
@@ -235,14 +240,39 @@ class LongWrite:
 
     def _record(self, state: str, position: Any) -> None:
         """Checkpoint: what is to be seen is recorded, then shown."""
-        streams = self._streams
-        counts = streams.acknowledged() if streams else {}
+        counts = self._acknowledged()
         value = {**self._entry.value, "state": state, "position": position}
         for name, rows in counts.items():
             value |= {"stream": name, "offset": rows, "rows": self._before + rows}
         self._change(value, "checkpoint")
         for name, rows in counts.items():
             self._sending.streams.flush(name, rows, self._table)
+
+    def _acknowledged(self) -> Mapping[str, int]:
+        """The rows that the stream holds, once all that were sent are in it."""
+        try:
+            return self._streams.acknowledged() if self._streams else {}
+        except RowsRefused as refused:
+            self._broken = True
+            raise self._failed(refused.rows) from refused
+        except ConnectorError as error:
+            self._broken = True
+            self._refuse_overtaken(error)
+            raise
+
+    def _refuse_overtaken(self, error: ConnectorError) -> None:
+        """Say why a stream takes no more rows, when it was ended by who took the write over."""
+        stands = self._ledger.get(self._entry.key)
+        if stands is None or stands.value.get("attempt") != self._key.attempt:
+            raise self._overtaken() from error
+
+    def _overtaken(self) -> WriteKeyError:
+        self._broken = True
+        return WriteKeyError(
+            f"Another attempt at write key {self._key.text!r} has taken it over, or somebody "
+            "deleted its ledger entry. What this one appended since its last checkpoint is "
+            "not seen; let the other one go on."
+        )
 
     def _end_stream(self, entry: Entry) -> None:
         if self._streams is not None and entry.value["stream"] is not None:
@@ -254,12 +284,7 @@ class LongWrite:
         stands = written.entry
         ours = stands is not None and stands.value.get("attempt") == self._key.attempt
         if stands is None or not (ours and written.won):
-            self._broken = True
-            raise WriteKeyError(
-                f"Another attempt at write key {self._key.text!r} has taken it over, or somebody "
-                "deleted its ledger entry. What this one appended since its last checkpoint is "
-                "not seen; let the other one go on."
-            )
+            raise self._overtaken()
         self._entry = stands
 
     def _opened(self, batches: Batches) -> tuple[OwnStreams, Conformer]:

@@ -104,6 +104,25 @@ def test_who_comes_second_takes_over(
     assert numbers(reader, name) == [1, 2, 3]
 
 
+def test_rows_for_a_stream_that_another_attempt_has_ended(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    """They were sent too late; the error says that the write was taken over, not how it showed."""
+    name = f"{dataset}.t"
+    first = writer.open(name, key=f"{dataset} k")
+    first.append(rows_of(1))
+    first.checkpoint(1)
+    with writer.open(name, key=f"{dataset} k") as second:
+        first.append(rows_of(2))
+        with pytest.raises(WriteKeyError, match="taken it over"):
+            first.checkpoint(2)
+        second.append(rows_of(2))
+    with pytest.raises(RefusedError, match="broken"):
+        first.append(rows_of(3))
+    first.abandon()
+    assert numbers(reader, name) == [1, 2]
+
+
 def test_a_bad_row_breaks_the_write_and_is_named(
     dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
 ) -> None:
