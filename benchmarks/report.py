@@ -24,6 +24,7 @@ PACKAGES = (
     "pandas",
     "dagster",
     "dagster-gcp-pandas",
+    "dlt",
     "google-cloud-bigquery",
     "google-cloud-bigquery-storage",
     "local-bigquery",

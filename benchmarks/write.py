@@ -5,16 +5,26 @@ Most of the time by the clock is the local BigQuery's own.
 """
 
 import io
+import multiprocessing
+import os
+import tempfile
 import threading
-import time
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
+import dlt
 import fastavro
+import google.auth.credentials
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from dlt.common.configuration.specs import GcpServiceAccountCredentials
 from google.cloud import bigquery
 
 from benchmarks.data import batches
@@ -24,41 +34,63 @@ from benchmarks.report import Call, Report
 from dagster_bq_connector import ExactlyOnceWriter, FileLoadsWriter
 
 ROWS = 200_000
+MEMORY_ROWS = 1_000_000
 AVRO_ROWS = 20_000
 MIB = 1024 * 1024
-OTHERS = ("dagster-gcp-pandas' IO manager", "`load_table_from_dataframe`")
+OTHERS = ("dagster-gcp-pandas' IO manager", "`load_table_from_dataframe`", "dlt, Parquet")
+Ways = dict[str, Callable[[Any], object]]
+# No telemetry; and the local BigQuery does not take the files of dlt's own tables compressed.
+DLT = {"RUNTIME__DLTHUB_TELEMETRY": "false", "DATA_WRITER__DISABLE_COMPRESSION": "true"}
 
 
 def run(report: Report) -> None:
-    table = pa.Table.from_batches(batches(ROWS))
-    frame = table.to_pandas()
-    with managers() as (ours, theirs):
-        report.section(f"Whole writes, {ROWS:,} rows, local BigQuery")
+    report.section(f"Whole writes, {ROWS:,} rows, local BigQuery")
+    with _ways() as ways:
+        inputs = _inputs(ways, ROWS)
+        calls = {name: Call(partial(way, inputs[name]), ROWS) for name, way in ways.items()}
+        figures = report.compare(calls, 3)
+    for name in [name for name in figures if name not in OTHERS]:
+        for other in OTHERS:
+            ratio = figures[name].rows_cpu / figures[other].rows_cpu
+            report.result(f"{name}, less client CPU than {other}", ratio, " times")
+            ratio = figures[name].rows / figures[other].rows
+            report.result(f"{name}, faster by the clock than {other}", ratio, " times")
+    report.section(f"Whole writes, memory, {MEMORY_ROWS:,} rows")
+    size = pa.Table.from_batches(batches(MEMORY_ROWS)).nbytes / MIB
+    report.result("the rows, as Arrow", size, " MiB")
+    for name in figures:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            report.result(f"{name}, grew by", fresh.submit(_growth, name).result(), " MiB")
+    _staging(report)
+
+
+@contextmanager
+def _ways() -> Iterator[Ways]:
+    """How rows get into a table: what others offer, and each method of ours."""
+    with managers() as (ours, theirs), _pipeline(ours.writer.bigquery.project) as pipeline:
         loads: FileLoadsWriter = ours.writer
         once = ExactlyOnceWriter(bigquery=loads.bigquery)
         client = loads.bigquery.connect().rest
-        calls = {
-            OTHERS[0]: lambda: theirs.handle_output(output_of("theirs"), frame),
-            OTHERS[1]: lambda: _load(client, frame),
-            "FileLoadsWriter.append": lambda: loads.append(table, f"{DATASET}.loaded"),
-            "FileLoadsWriter.replace": lambda: loads.replace(table, f"{DATASET}.replaced"),
-            "ExactlyOnceWriter.append": lambda: once.append(
-                table, f"{DATASET}.streamed", key=uuid.uuid4().hex
+        settings = {"write_disposition": "replace", "loader_file_format": "parquet"}
+        yield {
+            OTHERS[0]: lambda frame: theirs.handle_output(output_of("theirs"), frame),
+            OTHERS[1]: lambda frame: _load(client, frame),
+            OTHERS[2]: lambda rows: pipeline.run(rows, table_name="loaded", **settings),
+            "FileLoadsWriter.append": lambda rows: loads.append(rows, f"{DATASET}.loaded"),
+            "FileLoadsWriter.replace": lambda rows: loads.replace(rows, f"{DATASET}.replaced"),
+            "ExactlyOnceWriter.append": lambda rows: once.append(
+                rows, f"{DATASET}.streamed", key=uuid.uuid4().hex
             ),
-            "ExactlyOnceWriter.replace": lambda: once.replace(
-                table, f"{DATASET}.restreamed", key=uuid.uuid4().hex
+            "ExactlyOnceWriter.replace": lambda rows: once.replace(
+                rows, f"{DATASET}.restreamed", key=uuid.uuid4().hex
             ),
         }
-        figures = report.compare({name: Call(call, ROWS) for name, call in calls.items()}, 3)
-        for name, call in calls.items():
-            report.result(f"{name}, resident memory grew by at most", _growth(call), " MiB")
-        for name, figure in figures.items():
-            for other in OTHERS if name not in OTHERS else ():
-                ratio = figure.rows_cpu / figures[other].rows_cpu
-                report.result(f"{name}, less client CPU than {other}", ratio, " times")
-                ratio = figure.rows / figures[other].rows
-                report.result(f"{name}, faster by the clock than {other}", ratio, " times")
-    _staging(report)
+
+
+def _inputs(ways: Iterable[str], rows: int) -> dict[str, Any]:
+    """The same rows for each way: a DataFrame for those that take no other."""
+    table = pa.Table.from_batches(batches(rows))
+    return {name: table.to_pandas() if name in OTHERS[:2] else table for name in ways}
 
 
 def _staging(report: Report) -> None:
@@ -81,7 +113,24 @@ def _staging(report: Report) -> None:
 
 def _load(client: bigquery.Client, frame: pd.DataFrame) -> None:
     config = bigquery.LoadJobConfig(write_disposition="WRITE_TRUNCATE")
-    client.load_table_from_dataframe(frame, f"{DATASET}.frame", job_config=config).result()
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        job = client.load_table_from_dataframe(frame, f"{DATASET}.frame", job_config=config)
+    job.result()
+
+
+@contextmanager
+def _pipeline(project: str) -> Iterator[dlt.Pipeline]:
+    """A pipeline of dlt into the local BigQuery."""
+    login = GcpServiceAccountCredentials()
+    login.project_id = project
+    login._set_default_credentials(google.auth.credentials.AnonymousCredentials())
+    with mock.patch.dict(os.environ, DLT), tempfile.TemporaryDirectory() as home:
+        yield dlt.pipeline(
+            "bench",
+            destination=dlt.destinations.bigquery(credentials=login),
+            dataset_name="bench_dlt",
+            pipelines_dir=home,
+        )
 
 
 def _parquet(table: pa.Table) -> None:
@@ -111,20 +160,20 @@ def _avro(table: pa.Table) -> None:
     fastavro.writer(io.BytesIO(), schema, table.to_pylist(), codec="snappy")
 
 
-def _growth(call: Callable[[], object]) -> float:
-    """By how many MiB the process grows in one more call."""
-    before, peak, done = resident(), [0.0], threading.Event()
+def _growth(name: str) -> float:
+    """By how many MiB a new process grows, at the most, in its first large write."""
+    with _ways() as ways:
+        ways[name](_inputs([name], 1_000)[name])
+        rows = _inputs([name], MEMORY_ROWS)[name]
+        before, peak, done = resident(), [0.0], threading.Event()
 
-    def watch() -> None:
-        while not done.is_set():
-            peak[0] = max(peak[0], resident())
-            time.sleep(0.005)
+        def watch() -> None:
+            while not done.wait(0.005):
+                peak[0] = max(peak[0], resident())
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        call()
-    finally:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        ways[name](rows)
         done.set()
         watcher.join()
-    return max(0.0, peak[0] - before)
+        return max(0.0, peak[0] - before)
