@@ -1,17 +1,29 @@
 """What exists, asked of the lake's own records.
 
-Upstream asks DuckDB's `duckdb_tables()`, which opens every table of every database to estimate its
-size: a millisecond a table, several times a query, and deleted rows are counted. With the hundred
-tables of a busy project that is most of the time of every call.
+Upstream asks DuckDB's `duckdb_tables()` and `duckdb_columns()`, which open every table of every
+database: a millisecond a table, several times a query, and deleted rows are counted. With the
+hundred tables of a busy project that is most of the time of every call.
 
-Seams: `database.objects`, and the cursor that `query.execute` is given.
+Seams: `database.objects`, `datasets.exists`, `tabledata.columns` (`tables.columns` is that of
+partitions.py, which asks here), how a rule of SQL looks for the hidden column of ingestion time,
+and the cursor that `query.execute` is given.
 """
 
 from typing import Any
 
 import duckdb
 
-from dagster_bq_connector.local.upstream import database, query
+from dagster_bq_connector.local.upstream import (
+    database,
+    datasets,
+    errors,
+    hiding,
+    names,
+    query,
+    tabledata,
+    tables,
+    types,
+)
 
 RELATIONS = """
 SELECT t.table_name, 'TABLE', t.table_id
@@ -32,16 +44,25 @@ SELECT CAST(coalesce(sum(record_count), 0) - (
 ) AS BIGINT)
 FROM {lake}.ducklake_data_file WHERE table_id = $1 AND end_snapshot IS NULL
 """
+SCHEMA = "SELECT 1 FROM {lake}.ducklake_schema WHERE schema_name = $1 AND end_snapshot IS NULL"
+COLUMNS = """
+SELECT c.column_name, c.nulls_allowed
+FROM {lake}.ducklake_column AS c
+JOIN {lake}.ducklake_table AS t USING (table_id)
+JOIN {lake}.ducklake_schema AS s USING (schema_id)
+WHERE s.schema_name = $1 AND t.table_name = $2 AND c.parent_column IS NULL
+AND s.end_snapshot IS NULL AND t.end_snapshot IS NULL AND c.end_snapshot IS NULL
+"""
 TEMPORARY = "SELECT table_name FROM duckdb_tables() WHERE temporary"
 Objects = list[tuple[str, str, int]]
-_objects, _execute = database.objects, query.execute
+_objects, _execute, _exists = database.objects, query.execute, datasets.exists
+_upstream_hidden = hiding._hidden
 
 
 def objects(database_name: str, schema: str, table_id: str | None = None) -> Objects:
     """Name, kind and number of rows of the tables and views of a schema, or of one of them."""
     if database_name in database._attached:
-        lake = database.quote(f"__ducklake_metadata_{database_name}", "main")
-        return _of_lake(lake, schema, table_id)
+        return _of_lake(_lake(database_name), schema, table_id)
     if table_id is None or database_name != "emulator":
         return _objects(database_name, schema, table_id)
     try:
@@ -50,6 +71,11 @@ def objects(database_name: str, schema: str, table_id: str | None = None) -> Obj
     except duckdb.CatalogException:
         return []
     return [(table_id, "TABLE", count)]
+
+
+def _lake(database_name: str) -> str:
+    """Where DuckLake keeps its records of a database."""
+    return str(database.quote(f"__ducklake_metadata_{database_name}", "main"))
 
 
 def _of_lake(lake: str, schema: str, table_id: str | None) -> Objects:
@@ -61,6 +87,49 @@ def _of_lake(lake: str, schema: str, table_id: str | None) -> Objects:
             for name, kind, id in found
             if table_id in (None, name)
         ]
+
+
+def exists(project_id: str, dataset_id: str) -> bool:
+    """Whether there is such a dataset."""
+    if project_id not in database._attached:
+        return bool(_exists(project_id, dataset_id))
+    return bool(database.fetch(SCHEMA.format(lake=_lake(project_id)), [dataset_id]))
+
+
+def columns(project_id: str, dataset_id: str, table_id: str) -> list[Any]:
+    """The fields of a table, without the hidden one of ingestion time."""
+    stored = _stored(project_id, dataset_id, table_id)
+    required = {name for name, nullable in stored if not nullable}
+    table = tables.name(project_id, dataset_id, table_id)
+    with database.cursor() as cur:
+        try:
+            relation = cur.sql(f"SELECT * FROM {table} LIMIT 0")
+        except duckdb.CatalogException:
+            label = names.label(project_id, dataset_id, table_id)
+            raise errors.not_found("Table", label) from None
+        return [
+            types.field(column, kind, column in required)
+            for column, kind in zip(relation.columns, relation.types, strict=True)
+            if column != tables.INGESTION_TIME or dataset_id == tables.RESULTS
+        ]
+
+
+def _hidden(table: Any) -> bool:
+    """Whether a table that a query names has the hidden column of ingestion time."""
+    if table.catalog not in database._attached:
+        return bool(_upstream_hidden(table))
+    found = _stored(table.catalog, table.db, table.name)
+    return any(name == tables.INGESTION_TIME for name, _ in found)
+
+
+def _stored(project_id: str, dataset_id: str, table_id: str) -> list[tuple[str, bool]]:
+    """Name and nullability of a table's columns; none for results, which may all hold nulls."""
+    if project_id not in database._attached or dataset_id == tables.RESULTS:
+        return []
+    found: list[tuple[str, bool]] = database.fetch(
+        COLUMNS.format(lake=_lake(project_id)), [dataset_id, table_id]
+    )
+    return found
 
 
 class FreshCursor:
@@ -92,4 +161,7 @@ def execute(
 
 def install() -> None:
     database.objects = objects
+    datasets.exists = exists
+    tabledata.columns = columns
+    hiding._hidden = _hidden
     query.execute = execute

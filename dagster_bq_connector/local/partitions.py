@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dagster_bq_connector.local import catalog
 from dagster_bq_connector.local.upstream import (
     BigQueryError,
     Reference,
@@ -38,7 +39,7 @@ SUMMARY_COLUMNS = {
     "table_id": "STRING",
     "partition_id": "STRING",
 }
-_columns, _list_rows, _decorated = tables.columns, tabledata.list_rows, copy.decorated
+_list_rows, _decorated = tabledata.list_rows, copy.decorated
 _partitioning = ddl._partitioning
 
 
@@ -128,7 +129,7 @@ def _range_test(id: str, bounds: Any) -> str:
 
 
 def columns(project_id: str, dataset_id: str, table_id: str) -> Any:
-    return _columns(project_id, dataset_id, split(table_id)[0])
+    return catalog.columns(project_id, dataset_id, split(table_id)[0])
 
 
 def _summary(reference: Reference) -> Any:

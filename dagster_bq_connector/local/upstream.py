@@ -33,6 +33,7 @@ from local_bigquery.jobs import store as _store
 from local_bigquery.settings import settings as _settings
 from local_bigquery.sql import translate as _translation
 from local_bigquery.sql.rules import information_schema as _information_schema
+from local_bigquery.sql.rules import partitions as _hiding
 
 BigQueryError = _errors.BigQueryError
 
@@ -42,6 +43,7 @@ database: Any = _database
 datasets: Any = _datasets
 ddl: Any = _ddl
 errors: Any = _errors
+hiding: Any = _hiding
 information_schema: Any = _information_schema
 load: Any = _load
 metadata: Any = _metadata
