@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+
 from dagster_bq_connector.errors import (
     ConnectorError,
     FailedRow,
@@ -106,7 +108,7 @@ class LongWrite:
         self._usable()
         self._broken = True  # until all of it is sent
         batches = open_data(data)
-        streams, conform = self._opened(batches)
+        streams, conform, names = self._opened(batches)
         try:
             for batch in batches.batches:
                 conformed = conform(batch)
@@ -114,7 +116,7 @@ class LongWrite:
                     self._check(conformed.batch, self._given)
                 if conformed.failed:
                     raise RowsRefused([row.moved(self._given) for row in conformed.failed])
-                streams.send(Piece(conformed.batch, self._given))
+                streams.send(Piece(conformed.batch.select(names), self._given))
                 self._given += batch.num_rows
         except RowsRefused as refused:
             raise self._failed(refused.rows) from refused
@@ -287,13 +289,20 @@ class LongWrite:
             raise self._overtaken()
         self._entry = stands
 
-    def _opened(self, batches: Batches) -> tuple[OwnStreams, Conformer]:
+    def _opened(self, batches: Batches) -> tuple[OwnStreams, Conformer, list[str]]:
+        """The stream, what makes rows fit the table, and the order in which columns travel.
+
+        It is that of the table: a stream is told its columns once, and each append may have them
+        in another order, or lack others.
+        """
         if self._table is None:
             self._table, self._check = self._place.prepare(batches)
         conform = Conformer(batches.schema, self._table.columns, complete=True)
+        names = [column.name for column in self._table.columns]
         if self._streams is None:
-            self._streams = self._sending.open(self._table, conform.schema, Type.BUFFERED, 1)
-        return self._streams, conform
+            schema = pa.schema([conform.schema.field(name) for name in names])
+            self._streams = self._sending.open(self._table, schema, Type.BUFFERED, 1)
+        return self._streams, conform, names
 
     def _failed(self, rows: list[FailedRow]) -> FailedRowsError:
         written = int(self._entry.value["rows"]) - self._before

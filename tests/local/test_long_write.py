@@ -47,6 +47,22 @@ def test_rows_are_seen_after_each_checkpoint(
     assert write.result.to_metadata()["dagster/row_count"] == 4
 
 
+def test_each_append_may_have_its_columns_in_another_order(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    with writer.open(name, key=f"{dataset} k") as write:
+        write.append(pa.table({"a": [1], "b": [2], "text": ["x"]}))
+        write.append(pa.table({"text": ["y"], "B": [4], "a": [3]}))
+        write.append(pa.table({"b": [6]}))
+    rows = reader.read(name).to_arrow().sort_by("b").to_pylist()
+    assert [(row["a"], row["b"], row["text"]) for row in rows] == [
+        (1, 2, "x"),
+        (3, 4, "y"),
+        (None, 6, None),
+    ]
+
+
 def test_a_closed_write_is_a_replay(
     dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
 ) -> None:
