@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-from dagster_bq_connector.errors import FailedRow, FailedRowsError, PartitionError
+from dagster_bq_connector.errors import (
+    FailedRow,
+    FailedRowsError,
+    PartitionError,
+    RefusedError,
+    UnknownOutcomeError,
+)
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
@@ -90,6 +96,8 @@ def _fill(
             sending.streams.commit(tables.of(target), list(counts))
     except PartitionError as error:
         raise PartitionError(f"{error} {NOTHING_WRITTEN}") from None
+    except UnknownOutcomeError as error:  # of staged rows alone
+        raise RefusedError(f"{error} {NOTHING_WRITTEN}") from error
     except RowsRefused as refused:
         raise FailedRowsError(targets.table, [*failed, *refused.rows], written=0) from refused
     finally:
