@@ -14,6 +14,8 @@ from dagster_bq_connector.errors import (
     WriteKeyError,
 )
 from dagster_bq_connector.ledger import BigQueryLedger, Key
+from dagster_bq_connector.write import steps
+from dagster_bq_connector.write.streams import Streams
 
 
 @pytest.fixture
@@ -137,6 +139,58 @@ def test_rows_for_a_stream_that_another_attempt_has_ended(
         first.append(rows_of(3))
     first.abandon()
     assert numbers(reader, name) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("closing", "last"),
+    [
+        (True, "flush stream"),
+        (True, "close"),
+        (True, "finalize stream"),
+        (False, "flush stream"),
+        (False, "settle"),
+        (False, "finalize stream"),
+    ],
+)
+def test_a_stream_that_was_ended_is_not_flushed_again(
+    dataset: str,
+    writer: ExactlyOnceWriter,
+    reader: BigQueryReader,
+    monkeypatch: pytest.MonkeyPatch,
+    closing: bool,
+    last: str,
+) -> None:
+    """Users of other clients report INVALID_ARGUMENT for that. A process dies after each step."""
+    finalize, flush, ended = Streams.finalize, Streams.flush, set[str]()
+
+    def note(self: Streams, name: str) -> int:
+        ended.add(name)
+        return finalize(self, name)
+
+    def refuse(self: Streams, name: str, *more: Any) -> None:
+        assert name not in ended
+        flush(self, name, *more)
+
+    def die(step: str, over: bool) -> None:
+        if over and step == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Streams, "finalize", note)
+    monkeypatch.setattr(Streams, "flush", refuse)
+    name, key = f"{dataset}.t", f"{dataset} k"
+    write = writer.open(name, key=key)
+    write.append(rows_of(1))
+    write.checkpoint(1)
+    write.append(rows_of(2))
+    monkeypatch.setattr(steps, "_observers", [*steps._observers, die])
+    with pytest.raises(KeyboardInterrupt):
+        write.close() if closing else writer.open(name, key=key)
+    steps._observers.remove(die)
+    write.abandon()
+    with writer.open(name, key=key) as again:
+        assert (again.done, again.position) == (closing, 1)
+    assert writer.open(name, key=key).done
+    assert numbers(reader, name) == ([1, 2] if closing else [1])
 
 
 def test_a_bad_row_breaks_the_write_and_is_named(
