@@ -191,10 +191,12 @@ class LongWrite:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None and not self._broken:
-            self.close()
-        else:
-            self.abandon()
+        try:
+            if error is None and not self._broken:
+                self.close()
+        finally:
+            if not self.done:
+                self.abandon()
 
     def _take_over(self) -> Entry:
         """The entry, of which this attempt is the owner now."""

@@ -1,5 +1,6 @@
 """A long append is seen checkpoint by checkpoint, and goes on where it was left."""
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -191,6 +192,25 @@ def test_a_stream_that_was_ended_is_not_flushed_again(
         assert (again.done, again.position) == (closing, 1)
     assert writer.open(name, key=key).done
     assert numbers(reader, name) == ([1, 2] if closing else [1])
+
+
+def test_a_write_that_cannot_be_closed_ends_its_call(
+    dataset: str, writer: ExactlyOnceWriter
+) -> None:
+    def calls() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("append-rows")}
+
+    name, before = f"{dataset}.t", calls()
+
+    def overtaken() -> None:
+        with writer.open(name, key=f"{dataset} k") as write:
+            write.append(rows_of(1))
+            write.checkpoint(1)
+            writer.open(name, key=f"{dataset} k")
+
+    with pytest.raises(WriteKeyError, match="taken it over"):
+        overtaken()
+    assert calls() <= before
 
 
 def test_a_bad_row_breaks_the_write_and_is_named(
