@@ -1,5 +1,6 @@
 """The write key of a call, from what Dagster runs."""
 
+import hashlib
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ RETRY_NUMBER = "dagster/retry_number"
 RESUMED = "dagster/is_resume_retry"
 ASSETS_RESUMED = "dagster/is_asset_resume_retry"
 STEP_SELECTION = "dagster/step_selection"
+LONGEST_KEYS = 1000  # characters of partition keys that a write key has in full
 GENERATIONS = 1000  # of retries of retries, which are followed back
 
 # What each step that runs in this process has written, with its tries.
@@ -77,11 +79,18 @@ def write_key(
 
 
 def place_of(table: TableRef | TableSlice | RowSlice) -> str:
-    """A table, or the part of it that a write is about, as text."""
+    """A table, or the part of it that a write is about, as text.
+
+    Of many partition keys it has the first, the last and a digest of all: the text stands in the
+    ledger entry of the write, whose size is bounded.
+    """
     if isinstance(table, TableRef):
         return str(table)
     keys = [key for key, _ in (table.windows if isinstance(table, TableSlice) else table.parts)]
-    return f"{table.table} {keys}"
+    if len(text := str(keys)) <= LONGEST_KEYS:
+        return f"{table.table} {text}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:40]
+    return f"{table.table} {len(keys)} partitions, {keys[0]!r} to {keys[-1]!r} ({digest})"
 
 
 def _step(context: Context) -> str:
