@@ -53,7 +53,7 @@ def replace_rows(
     purpose = purpose_of(targets, settings.operation, data.schema.names)
     provers = Provers(settings, purpose, progress)
     outcome = Outcome("exactly_once", targets, settings.operation)
-    if done := provers.found([target.id for target in targets.targets]):
+    if done := provers.found(targets):
         return outcome.result(done)
     write_staged(provers, targets, partial(_fill, sending, data), outcome)
     return outcome.result(provers.proofs)
