@@ -68,7 +68,7 @@ def test_a_write_that_was_done_in_part_by_other_jobs_is_refused(
             if len(inserted) == 2:
                 raise RefusedError("no")
 
-    monkeypatch.setattr(steps, "_observers", [*steps._observers, refuse_the_second])
+    monkeypatch.setattr(steps, "_observers", [refuse_the_second])
     with pytest.raises(RefusedError, match="Only 2026-08-01 were written"):
         load_writer.replace(DATA, both_days(dataset), key=f"{dataset} k")
     alter(bigquery, dataset, JSON)
