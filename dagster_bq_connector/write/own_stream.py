@@ -91,6 +91,11 @@ class OwnStream:
         return self._connection.load
 
     @property
+    def held(self) -> int:
+        """Bytes of the requests whose rows are kept, since they may have to be sent again."""
+        return sum(sent.size for sent in self._sent)
+
+    @property
     def reconnects(self) -> int:
         """How often a call broke while requests were under way."""
         return self._reconnects + self._connection.reconnects
@@ -308,6 +313,11 @@ class OwnStreams:
         """End all calls now. What the streams hold is never seen."""
         for each in self._streams:
             each.abandon()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the requests whose rows are kept, since they may have to be sent again."""
+        return sum(each.held for each in self._streams)
 
     @property
     def bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 from dagster_bq_connector.errors import (
@@ -22,6 +23,7 @@ from dagster_bq_connector.write.key import purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.plain import ROW, plain_batch, plain_columns, plain_schema
+from dagster_bq_connector.write.pool import POOL_BYTES
 from dagster_bq_connector.write.proof import Outcome, Provers
 from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
 from dagster_bq_connector.write.streams import Type
@@ -88,6 +90,7 @@ def _fill(
                 for target, part in targets.split(plain, position):
                     open_streams[target].send(Piece(part, part.column(ROW).to_numpy()))
                     rows[target] += part.num_rows
+                _bound(list(open_streams.values()))
             position += batch.num_rows
         if failed:
             raise FailedRowsError(targets.table, failed, written=0)
@@ -105,3 +108,9 @@ def _fill(
             each.abandon()
     size = sum(each.bytes for each in open_streams.values())
     return Filled({target.id: rows[target.id] for target in targets.targets}, size)
+
+
+def _bound(targets: Sequence[OwnStreams]) -> None:
+    """Keep rows of all targets together within the bytes that those of one may take."""
+    while len(targets) > 1 and sum(each.held for each in targets) > POOL_BYTES:
+        max(targets, key=lambda each: each.held).acknowledged()
