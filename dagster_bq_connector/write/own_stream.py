@@ -132,6 +132,8 @@ class OwnStream:
             except AppendRefused as refusal:
                 if refusal.fault is Fault.TAKEN:  # an earlier try of this very request was taken
                     self._acknowledged()
+                    if self._connection.failed:  # the call has ended, for those behind it too
+                        self._again()
                 else:
                     self._refused(refusal)
             else:
@@ -204,7 +206,7 @@ class OwnStream:
         self._connection.abandon()
         self._connection = self._open(self._first, self.name)
         waiting, self._sent = list(self._sent), deque()
-        self._next = waiting[0].offset
+        self._next = waiting[0].offset if waiting else self._next
         for sent in waiting:
             self.send(sent.piece)
 
