@@ -327,11 +327,15 @@ class LongWrite:
         return FailedRowsError(self._place.table, rows, written)
 
     def _usable(self) -> None:
-        if self.done or self._broken:
-            state = "closed" if self.done else "broken: an append before has failed"
+        if self.done:
             raise RefusedError(
-                f"This write into {self._place.table} is {state}. Open it again under its key to "
-                "go on from the last checkpoint."
+                f"This write into {self._place.table} is closed, and its rows are all visible: "
+                "look at `done` before you append. Rows that came later are another write."
+            )
+        if self._broken:
+            raise RefusedError(
+                f"This write into {self._place.table} is broken: an append before has failed. Open "
+                "it again under its key to go on from the last checkpoint."
             )
 
     def _abandon(self) -> None:

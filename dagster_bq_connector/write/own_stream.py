@@ -170,8 +170,8 @@ class OwnStream:
             self._again()
         elif fault is Fault.STREAM_OVER:
             raise RefusedError(
-                f"Write stream {self.name} takes no more rows: {refusal}. Nothing of it is "
-                "visible: write again."
+                f"Write stream {self.name} takes no more rows: {refusal}. What of it is not "
+                "visible yet will never be: write again."
             ) from refusal
         elif fault is Fault.GAP:
             raise RefusedError(

@@ -173,7 +173,7 @@ class Streams:
 def _unknown(table: TableRef, told: str) -> UnknownOutcomeError:
     return UnknownOutcomeError(
         f"Whether rows were appended to {table} cannot be known. Of the write streams that were "
-        f"prepared for it, BigQuery says: {told}."
+        f"prepared for it, BigQuery says: {told.rstrip('.')}."
     )
 
 
