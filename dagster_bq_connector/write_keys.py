@@ -1,5 +1,7 @@
 """The write key of a call, from what Dagster runs."""
 
+import hashlib
+import threading
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,10 +23,12 @@ RETRY_NUMBER = "dagster/retry_number"
 RESUMED = "dagster/is_resume_retry"
 ASSETS_RESUMED = "dagster/is_asset_resume_retry"
 STEP_SELECTION = "dagster/step_selection"
+LONGEST_KEYS = 1000  # characters of partition keys that a write key has in full
 GENERATIONS = 1000  # of retries of retries, which are followed back
 
 # What each step that runs in this process has written, with its tries.
 _written: "weakref.WeakKeyDictionary[Any, set[tuple[int, str]]]" = weakref.WeakKeyDictionary()
+_writing = threading.Lock()  # two threads of a step may share its context
 # The output that an IO manager stores; empty while the step itself writes.
 _output: ContextVar[str] = ContextVar("output", default="")
 
@@ -64,24 +68,34 @@ def write_key(
     if context is None:
         return WriteKey.unique()
     text = f"{operation} {place_of(table)} by {_step(context)} of run {_first_run(context)}"
-    written = _written.setdefault(context.get_step_execution_context(), set())
-    if (context.retry_number, text) in written:
+    this = (context.retry_number, text)
+    with _writing:
+        written = _written.setdefault(context.get_step_execution_context(), set())
+        known = this in written
+        written.add(this)
+    if known:
         raise WriteKeyError(
             f"This step has written to {place_of(table)} already, and a retry could not tell the "
             "two writes apart. Write all rows by one call (an iterable of frames will do), or give "
             'each call a key that a retry gives again: key="orders of 2026-08-01, first part". The '
             "id of the run is none: a run that is retried has another."
         )
-    written.add((context.retry_number, text))
     return WriteKey.of(text)
 
 
 def place_of(table: TableRef | TableSlice | RowSlice) -> str:
-    """A table, or the part of it that a write is about, as text."""
+    """A table, or the part of it that a write is about, as text.
+
+    Of many partition keys it has the first, the last and a digest of all: the text stands in the
+    ledger entry of the write, whose size is bounded.
+    """
     if isinstance(table, TableRef):
         return str(table)
     keys = [key for key, _ in (table.windows if isinstance(table, TableSlice) else table.parts)]
-    return f"{table.table} {keys}"
+    if len(text := str(keys)) <= LONGEST_KEYS:
+        return f"{table.table} {text}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:40]
+    return f"{table.table} {len(keys)} partitions, {keys[0]!r} to {keys[-1]!r} ({digest})"
 
 
 def _step(context: Context) -> str:

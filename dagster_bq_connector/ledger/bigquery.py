@@ -34,8 +34,9 @@ class BigQueryLedger(Ledger):
     Reading and changing metadata is free, and takes a tenth of a second. BigQuery takes 5 changes
     of a table's metadata in 10 seconds; what is too much waits.
 
-    Tables of writes expire 60 days after they were created. Those of streams never do: a change
-    takes away the expiration that a dataset gives to its tables.
+    Tables of writes expire 60 days after their last change: a long write may go on for longer, and
+    without its entry it would begin anew. Those of streams never do: a change takes away the
+    expiration that a dataset gives to its tables.
     """
 
     def __init__(
@@ -88,13 +89,12 @@ class BigQueryLedger(Ledger):
             )
         table = bigquery.Table(self._dataset.table(key.name))
         table.description = document
-        if key.kind == "write" and token is None:
+        if key.kind == "write":
             table.expires = datetime.datetime.now(datetime.UTC) + WRITE_LIFE
         if token is None:
             return self._insert(table)
         changed = bigquery.Table.from_api_repr({**table.to_api_repr(), "etag": token})
-        # Without `expires` a patch leaves it as it is; with None it takes it away.
-        fields = ["description"] if key.kind == "write" else ["description", "expires"]
+        fields = ["description", "expires"]  # None takes it away
         return str(self._client.update_table(changed, fields, **self._once).etag)
 
     def _insert(self, table: bigquery.Table) -> str:

@@ -15,6 +15,7 @@ replaces it; an attempt that comes second leaves its own streams to BigQuery.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,9 @@ from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.streams import Streams, Type
 
 PREPARED, COMMITTED = "prepared", "committed"
+# Characters that the rows by partition may take of an entry: the names of 64 streams take most of
+# the 16,384 that a description holds. A replay of a write to more partitions does not tell them.
+LONGEST_COUNTS = 2_000
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ def append(
         return commit.finish(entry, replayed=True)
     rows = _Rows(sending, table, data, check)
     streams = list(rows.send())  # all is counted after that
+    partitions = dict(counts or {})
     value = {
         "state": PREPARED,
         "table": str(table.ref),
@@ -128,7 +133,7 @@ def append(
         "streams": streams,
         "rows": rows.count,
         "bytes": rows.bytes,
-        "partitions": dict(counts or {}),
+        "partitions": partitions if len(json.dumps(partitions)) <= LONGEST_COUNTS else {},
     }
     with step("prepare"):
         written = ledger.create(ours, value)
@@ -138,7 +143,8 @@ def append(
             "whether the rows are there."
         )
     result = commit.finish(written.entry, replayed=not written.won)
-    return replace(result, reconnects=rows.reconnects)
+    counted = partitions if written.won else result.partitions
+    return replace(result, partitions=counted, reconnects=rows.reconnects)
 
 
 @dataclass(frozen=True)

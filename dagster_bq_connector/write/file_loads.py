@@ -59,7 +59,7 @@ def load(
     purpose = purpose_of(targets, settings.operation, data.schema.names)
     provers = Provers(settings, purpose, progress)
     outcome = Outcome("file_loads", targets, settings.operation)
-    if done := provers.found([target.id for target in targets.targets]):
+    if done := provers.found(targets):
         return outcome.result(done)
     staging.check(targets.location)
     try:
@@ -107,7 +107,7 @@ def load_files(
     provers = Provers(settings, purpose, progress)
     outcome = Outcome("file_loads", targets, settings.operation)
     [target] = targets.targets
-    if done := provers.found([target.id]):
+    if done := provers.found(targets):
         return outcome.result(done)
     files = find()
     outcome.bytes = sum(file.bytes for file in files)

@@ -8,16 +8,21 @@ position in the source that they reach to. The steps, and what is left when the 
     3. flush: they are visible              the next attempt flushes again, which does no harm
 
 The next attempt first takes the entry over, so that the one before can record nothing more. Then it
-flushes what is recorded, ends that stream, and goes on from the position with a stream of its own:
-what the other sent after its last checkpoint is never seen.
+flushes what is recorded, and goes on from the position with a stream of its own: what the other
+sent after its last checkpoint is never seen.
+
+A stream is ended after the entry names it no more, since BigQuery may refuse to flush one that is.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from dagster_bq_connector.errors import (
     ConnectorError,
@@ -106,7 +111,7 @@ class LongWrite:
         self._usable()
         self._broken = True  # until all of it is sent
         batches = open_data(data)
-        streams, conform = self._opened(batches)
+        streams, conform, names = self._opened(batches)
         try:
             for batch in batches.batches:
                 conformed = conform(batch)
@@ -114,7 +119,7 @@ class LongWrite:
                     self._check(conformed.batch, self._given)
                 if conformed.failed:
                     raise RowsRefused([row.moved(self._given) for row in conformed.failed])
-                streams.send(Piece(conformed.batch, self._given))
+                streams.send(Piece(conformed.batch.select(names), self._given))
                 self._given += batch.num_rows
         except RowsRefused as refused:
             raise self._failed(refused.rows) from refused
@@ -149,10 +154,13 @@ class LongWrite:
             return
         self._usable()
         self._record(CLOSING, self.position)
-        self._end_stream(self._entry)
-        self._change({**self._entry.value, "state": CLOSED}, "close")
+        stream = self._entry.value["stream"]
+        self._change(_without_stream(self._entry, CLOSED), "close")
         self.done = True
-        self._abandon()
+        try:
+            self._end(stream)
+        finally:
+            self._abandon()
 
     def abandon(self) -> None:
         """Leave the write open. What was appended since the last checkpoint is never seen."""
@@ -183,10 +191,12 @@ class LongWrite:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None and not self._broken:
-            self.close()
-        else:
-            self.abandon()
+        try:
+            if error is None and not self._broken:
+                self.close()
+        finally:
+            if not self.done:
+                self.abandon()
 
     def _take_over(self) -> Entry:
         """The entry, of which this attempt is the owner now."""
@@ -219,23 +229,27 @@ class LongWrite:
 
     def _settled(self, entry: Entry) -> Entry:
         """Make visible what is recorded of the attempt before, and end its stream."""
-        if entry.value["stream"] is not None:
-            try:
-                self._sending.streams.flush(entry.value["stream"], entry.value["offset"])
-                self._sending.streams.finalize(entry.value["stream"])
-            except StreamGone as gone:
-                raise UnknownOutcomeError(
-                    f"Whether the last rows of write key {self._key.text!r} are visible in "
-                    f"{self._place.table} cannot be known: its stream is gone ({gone}). Its ledger "
-                    f"entry {entry.key.name} says {entry.value['rows']} rows up to position "
-                    f"{entry.value['position']!r}. Look in the table; then set the entry's stream "
-                    "to null and its rows and position to what is there "
-                    "(python -m dagster_bq_connector.ledger), and write again."
-                ) from gone
-        if entry.value["state"] != CLOSING:
+        stream, state = entry.value["stream"], entry.value["state"]
+        if stream is None and state == OPEN:
             return entry
+        try:
+            if stream is not None:
+                self._sending.streams.flush(stream, entry.value["offset"])
+        except StreamGone as gone:
+            raise UnknownOutcomeError(
+                f"Whether the last rows of write key {self._key.text!r} are visible in "
+                f"{self._place.table} cannot be known: its stream is gone ({gone}). Its ledger "
+                f"entry {entry.key.name} says {entry.value['rows']} rows up to position "
+                f"{entry.value['position']!r}. Look in the table; then set the entry's stream "
+                "to null and its rows and position to what is there "
+                "(python -m dagster_bq_connector.ledger), and write again."
+            ) from gone
         self._entry = entry
-        self._change({**entry.value, "state": CLOSED}, "close")
+        if state == CLOSING:
+            self._change(_without_stream(entry, CLOSED), "close")
+        else:
+            self._change(_without_stream(entry, OPEN), "settle")
+        self._end(stream)
         return self._entry
 
     def _record(self, state: str, position: Any) -> None:
@@ -245,8 +259,12 @@ class LongWrite:
         for name, rows in counts.items():
             value |= {"stream": name, "offset": rows, "rows": self._before + rows}
         self._change(value, "checkpoint")
-        for name, rows in counts.items():
-            self._sending.streams.flush(name, rows, self._table)
+        try:
+            for name, rows in counts.items():
+                self._sending.streams.flush(name, rows, self._table)
+        except ConnectorError as error:
+            self._refuse_overtaken(error)
+            raise
 
     def _acknowledged(self) -> Mapping[str, int]:
         """The rows that the stream holds, once all that were sent are in it."""
@@ -274,9 +292,11 @@ class LongWrite:
             "not seen; let the other one go on."
         )
 
-    def _end_stream(self, entry: Entry) -> None:
-        if self._streams is not None and entry.value["stream"] is not None:
-            self._sending.streams.finalize(entry.value["stream"])
+    def _end(self, stream: str | None) -> None:
+        """Let a stream take no more rows. Nothing depends on that: BigQuery removes it one day."""
+        if stream is not None:
+            with contextlib.suppress(ConnectorError):
+                self._sending.streams.finalize(stream)
 
     def _change(self, value: Mapping[str, Any], name: str) -> None:
         with step(name):
@@ -287,26 +307,42 @@ class LongWrite:
             raise self._overtaken()
         self._entry = stands
 
-    def _opened(self, batches: Batches) -> tuple[OwnStreams, Conformer]:
+    def _opened(self, batches: Batches) -> tuple[OwnStreams, Conformer, list[str]]:
+        """The stream, what makes rows fit the table, and the order in which columns travel.
+
+        It is that of the table: a stream is told its columns once, and each append may have them
+        in another order, or lack others.
+        """
         if self._table is None:
             self._table, self._check = self._place.prepare(batches)
         conform = Conformer(batches.schema, self._table.columns, complete=True)
+        names = [column.name for column in self._table.columns]
         if self._streams is None:
-            self._streams = self._sending.open(self._table, conform.schema, Type.BUFFERED, 1)
-        return self._streams, conform
+            schema = pa.schema([conform.schema.field(name) for name in names])
+            self._streams = self._sending.open(self._table, schema, Type.BUFFERED, 1)
+        return self._streams, conform, names
 
     def _failed(self, rows: list[FailedRow]) -> FailedRowsError:
         written = int(self._entry.value["rows"]) - self._before
         return FailedRowsError(self._place.table, rows, written)
 
     def _usable(self) -> None:
-        if self.done or self._broken:
-            state = "closed" if self.done else "broken: an append before has failed"
+        if self.done:
             raise RefusedError(
-                f"This write into {self._place.table} is {state}. Open it again under its key to "
-                "go on from the last checkpoint."
+                f"This write into {self._place.table} is closed, and its rows are all visible: "
+                "look at `done` before you append. Rows that came later are another write."
+            )
+        if self._broken:
+            raise RefusedError(
+                f"This write into {self._place.table} is broken: an append before has failed. Open "
+                "it again under its key to go on from the last checkpoint."
             )
 
     def _abandon(self) -> None:
         if self._streams is not None:
             self._streams.abandon()
+
+
+def _without_stream(entry: Entry, state: str) -> dict[str, Any]:
+    """The value of an entry whose rows are all visible."""
+    return {**entry.value, "state": state, "stream": None, "offset": 0}

@@ -91,6 +91,11 @@ class OwnStream:
         return self._connection.load
 
     @property
+    def held(self) -> int:
+        """Bytes of the requests whose rows are kept, since they may have to be sent again."""
+        return sum(sent.size for sent in self._sent)
+
+    @property
     def reconnects(self) -> int:
         """How often a call broke while requests were under way."""
         return self._reconnects + self._connection.reconnects
@@ -127,6 +132,8 @@ class OwnStream:
             except AppendRefused as refusal:
                 if refusal.fault is Fault.TAKEN:  # an earlier try of this very request was taken
                     self._acknowledged()
+                    if self._connection.failed:  # the call has ended, for those behind it too
+                        self._again()
                 else:
                     self._refused(refusal)
             else:
@@ -163,8 +170,8 @@ class OwnStream:
             self._again()
         elif fault is Fault.STREAM_OVER:
             raise RefusedError(
-                f"Write stream {self.name} takes no more rows: {refusal}. Nothing of it is "
-                "visible: write again."
+                f"Write stream {self.name} takes no more rows: {refusal}. What of it is not "
+                "visible yet will never be: write again."
             ) from refusal
         elif fault is Fault.GAP:
             raise RefusedError(
@@ -199,7 +206,7 @@ class OwnStream:
         self._connection.abandon()
         self._connection = self._open(self._first, self.name)
         waiting, self._sent = list(self._sent), deque()
-        self._next = waiting[0].offset
+        self._next = waiting[0].offset if waiting else self._next
         for sent in waiting:
             self.send(sent.piece)
 
@@ -308,6 +315,11 @@ class OwnStreams:
         """End all calls now. What the streams hold is never seen."""
         for each in self._streams:
             each.abandon()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the requests whose rows are kept, since they may have to be sent again."""
+        return sum(each.held for each in self._streams)
 
     @property
     def bytes(self) -> int:

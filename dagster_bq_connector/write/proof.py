@@ -114,15 +114,26 @@ class Provers:
     proofs: list[Proof] = field(default_factory=list[Proof])
     done: list[str] = field(default_factory=list[str])
 
-    def found(self, names: Sequence[str]) -> list[Proof] | None:
-        """The jobs of an earlier attempt, when all of them have succeeded."""
-        proofs = list[Proof]()
-        for name in names:
-            job = self._succeeded(name)
-            if job is None:
-                return None
-            proofs.append(Proof(str(job.job_id), _rows(job), True))
-        return proofs
+    def found(self, targets: Targets) -> list[Proof] | None:
+        """The jobs of an earlier attempt, when all of them have succeeded.
+
+        Raises:
+            RefusedError: The columns of the table were others then, and the write is done in part.
+        """
+        proofs = self._proofs([target.id for target in targets.targets])
+        # The jobs of a write are inserted in their order.
+        if proofs or not targets.others or not self._first(targets.others[0]):
+            return proofs
+        proofs = self._proofs(targets.others)
+        standing = [job for name in targets.others if (job := self._standing(name))]
+        if proofs or not standing:
+            return proofs
+        raise RefusedError(
+            f"The columns of {targets.table} were others at an earlier attempt at this write, "
+            f"which is done in part, or still under way, by {len(standing)} of "
+            f"{len(targets.others)} jobs ({', '.join(str(job.job_id) for job in standing)}). "
+            "Nothing was changed now: let these end, then write what is missing under another key."
+        )
 
     def run(self, works: Sequence[Work]) -> list[Proof]:
         """Start all jobs, and wait until each is done.
@@ -234,13 +245,27 @@ class Provers:
             explained = work.explained(error)
             raise explained from (error if explained is not error else error.__cause__)
 
-    def _succeeded(self, name: str) -> Job | None:
-        """The job of an earlier attempt that has done a work."""
+    def _proofs(self, names: Sequence[str]) -> list[Proof] | None:
+        """The jobs that have done works, when there is one for each."""
+        proofs = list[Proof]()
+        for name in names:
+            job = self._standing(name)
+            if job is None or job.state != "DONE":
+                return None
+            proofs.append(Proof(str(job.job_id), _rows(job), True))
+        return proofs
+
+    def _first(self, name: str) -> Job | None:
+        """The first job of an earlier attempt for a work, however it ended."""
+        return self._look_up(self.settings.proof_id(name, 0))
+
+    def _standing(self, name: str) -> Job | None:
+        """The job of an earlier attempt that has done a work, or is at it."""
         number = 0
         while (job := self._look_up(self.settings.proof_id(name, number))) is not None:
             self._check_purpose(job)
             if job.error_result is None:
-                return job if job.state == "DONE" else None
+                return job
             number += 1
         return None
 
@@ -290,9 +315,10 @@ class Outcome:
     def result(self, proofs: Sequence[Proof]) -> WriteResult:
         """What was written, by the jobs that prove it."""
         targets = self.targets
+        same = len(proofs) == len(targets.targets)  # and not those of other columns
         by_target = {
             target.key: proof.rows
-            for target, proof in zip(targets.targets, proofs, strict=True)
+            for target, proof in zip(targets.targets if same else [], proofs, strict=same)
             if target.key
         }
         replayed = all(proof.replayed for proof in proofs)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
-from dagster_bq_connector.errors import FailedRow, FailedRowsError, PartitionError
+from dagster_bq_connector.errors import (
+    FailedRow,
+    FailedRowsError,
+    PartitionError,
+    RefusedError,
+    UnknownOutcomeError,
+)
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
@@ -16,6 +23,7 @@ from dagster_bq_connector.write.key import purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.plain import ROW, plain_batch, plain_columns, plain_schema
+from dagster_bq_connector.write.pool import POOL_BYTES
 from dagster_bq_connector.write.proof import Outcome, Provers
 from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
 from dagster_bq_connector.write.streams import Type
@@ -47,7 +55,7 @@ def replace_rows(
     purpose = purpose_of(targets, settings.operation, data.schema.names)
     provers = Provers(settings, purpose, progress)
     outcome = Outcome("exactly_once", targets, settings.operation)
-    if done := provers.found([target.id for target in targets.targets]):
+    if done := provers.found(targets):
         return outcome.result(done)
     write_staged(provers, targets, partial(_fill, sending, data), outcome)
     return outcome.result(provers.proofs)
@@ -82,6 +90,7 @@ def _fill(
                 for target, part in targets.split(plain, position):
                     open_streams[target].send(Piece(part, part.column(ROW).to_numpy()))
                     rows[target] += part.num_rows
+                _bound(list(open_streams.values()))
             position += batch.num_rows
         if failed:
             raise FailedRowsError(targets.table, failed, written=0)
@@ -90,6 +99,8 @@ def _fill(
             sending.streams.commit(tables.of(target), list(counts))
     except PartitionError as error:
         raise PartitionError(f"{error} {NOTHING_WRITTEN}") from None
+    except UnknownOutcomeError as error:  # of staged rows alone
+        raise RefusedError(f"{error} {NOTHING_WRITTEN}") from error
     except RowsRefused as refused:
         raise FailedRowsError(targets.table, [*failed, *refused.rows], written=0) from refused
     finally:
@@ -97,3 +108,9 @@ def _fill(
             each.abandon()
     size = sum(each.bytes for each in open_streams.values())
     return Filled({target.id: rows[target.id] for target in targets.targets}, size)
+
+
+def _bound(targets: Sequence[OwnStreams]) -> None:
+    """Keep rows of all targets together within the bytes that those of one may take."""
+    while len(targets) > 1 and sum(each.held for each in targets) > POOL_BYTES:
+        max(targets, key=lambda each: each.held).acknowledged()

@@ -45,7 +45,7 @@ class SourceFiles:
 
         Raises:
             ConfigurationError: An address that is none, or a bucket that is missing or elsewhere.
-            SourceFileError: A file is missing, or has another format.
+            SourceFileError: A file is missing, has another format, or a * in its name.
             SchemaError: An Avro column of several types.
             AccessDeniedError: The credentials do not allow to see it.
         """
@@ -83,6 +83,11 @@ class SourceFiles:
             raise explain(error, f"File {uri}") from error
         if not files:
             raise _missing(uri)
+        if wild := next((file.uri for file in files if "*" in file.uri), None):
+            raise SourceFileError(
+                f"{wild} has a * in its name, which BigQuery takes for any text, so that it would "
+                "load other files with it. Nothing was loaded: rename it."
+            )
         return files
 
     def _check_format(self, file: File, file_format: FileFormat) -> None:

@@ -30,6 +30,7 @@ from dagster_bq_connector.write.steps import step
 # Bytes of Arrow that become one file, and that all files in the making may hold.
 FILE_BYTES = 64 * 1024 * 1024
 BUFFER_BYTES = 256 * 1024 * 1024
+CLEAR_SECONDS = 30.0  # in which a deletion succeeds: who terminates a run waits for the last one
 
 
 @dataclass
@@ -60,7 +61,6 @@ class Staging:
         self._deadline, rest = deadline, rest_options(deadline)
         retry = DEFAULT_RETRY.with_timeout(deadline)
         self._options: Any = {"timeout": rest["timeout"], "retry": retry}
-        self._once: Any = {"timeout": rest["timeout"], "retry": None}
         self._prefix = "/".join(filter(None, [prefix.strip("/"), attempt]))
         self._client, self._deadline = client, deadline
         self._bucket = client.bucket(self._name)
@@ -105,11 +105,17 @@ class Staging:
         staged.rows += table.num_rows
 
     def clear(self) -> None:
-        """Delete this attempt's files. When that fails, the rest is left to the bucket's rules."""
+        """Delete this attempt's files. When that fails, the rest is left to the bucket's rules.
+
+        A failure that passes is waited for, so that one of them does not leave all other files.
+        """
+        retry = DEFAULT_RETRY.with_timeout(min(self._deadline, CLEAR_SECONDS))
         for blob in self._blobs:
             try:
                 with step("delete file"):
-                    blob.delete(**self._once)
+                    blob.delete(timeout=self._options["timeout"], retry=retry)
+            except NotFound:  # it was never stored, or the answer to its deletion was lost
+                continue
             except REST_ERRORS:
                 return
 

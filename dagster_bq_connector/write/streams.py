@@ -30,6 +30,9 @@ _Code = types.StorageError.StorageErrorCode
 # several clients report.
 NEW_TABLE_SECONDS = 120.0
 _MISSING = frozenset({Fault.TABLE_MISSING, Fault.DENIED})  # what a table says that is not there yet
+# What a commit says of a finalized stream that BigQuery has removed: of its state, by Google's
+# reference, "a stream that is not finalized or is garbaged".
+_GONE = frozenset({_Code.STREAM_NOT_FOUND, _Code.INVALID_STREAM_STATE})
 _ERRORS = (GoogleAPICallError, RetryError, grpc.RpcError)
 
 
@@ -88,12 +91,13 @@ class Streams:
             return self._call(finalize, f"Write stream {name}", {Fault.TABLE_MISSING})
 
     def commit(self, table: TableRef, names: Sequence[str]) -> None:
-        """Make the rows of pending streams visible, of all at once or of none.
+        """Make the rows of finalized pending streams visible, of all at once or of none.
 
-        Streams that are committed are so by an earlier call for the same names.
+        Streams that are all committed are so by an earlier call for the same names.
 
         Raises:
-            UnknownOutcomeError: A stream is gone, so that it cannot be known.
+            UnknownOutcomeError: A stream is gone, or they are committed in part, so that it cannot
+                be known.
             ConnectorError: They cannot be committed. Nothing is visible.
         """
         if not names:
@@ -105,18 +109,22 @@ class Streams:
                 request, retry=None, timeout=ANSWER_SECONDS
             )
 
-        with step("commit streams"):
-            answer = self._call(commit, f"The commit of {len(names)} write streams of {table}")
+        subject = f"The commit of {len(names)} write streams of {table}"
+        try:
+            with step("commit streams"):
+                answer = self._call(commit, subject, {Fault.TABLE_MISSING})
+        except StreamGone as gone:
+            raise _unknown(table, str(gone)) from gone
         errors = {error.entity: error for error in answer.stream_errors}
+        if not errors:
+            return
         codes = {error.code for error in errors.values()}
-        if not errors or codes == {_Code.STREAM_ALREADY_COMMITTED}:
+        done = codes == {_Code.STREAM_ALREADY_COMMITTED}
+        if done and len(errors) == len(set(names)):
             return
         told = "; ".join(f"{error.entity}: {error.error_message}" for error in errors.values())
-        if _Code.STREAM_NOT_FOUND in codes:
-            raise UnknownOutcomeError(
-                f"Whether rows were appended to {table} cannot be known: a write stream that was "
-                f"prepared for it is gone ({told})."
-            )
+        if done or codes & _GONE:
+            raise _unknown(table, told)
         raise RefusedError(f"The write streams of {table} cannot be committed: {told}")
 
     def flush(self, name: str, rows: int, table: EnsuredTable | None = None) -> None:
@@ -160,6 +168,13 @@ class Streams:
             if classify(error) in {Fault.STREAM_OVER, *gone}:
                 raise StreamGone(f"{subject}: {error_text(error)}") from error
             raise explain(error, subject) from error
+
+
+def _unknown(table: TableRef, told: str) -> UnknownOutcomeError:
+    return UnknownOutcomeError(
+        f"Whether rows were appended to {table} cannot be known. Of the write streams that were "
+        f"prepared for it, BigQuery says: {told.rstrip('.')}."
+    )
 
 
 def _patient(function: Callable[[], T], table: EnsuredTable) -> Callable[[], T]:

@@ -78,6 +78,7 @@ class Targets:
             otherwise a load job puts them into the target.
         slice: What is written of the one target, when that is a slice of its rows.
         counts: Rows by partition key of the slice, counted by `split`.
+        others: The ids that the targets would have if the table had other columns.
     """
 
     table: TableRef
@@ -87,6 +88,7 @@ class Targets:
     staged: bool = False
     slice: BoundSlice | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
+    others: Sequence[str] = ()
 
     @property
     def location(self) -> str | None:
@@ -95,9 +97,11 @@ class Targets:
 
     def __str__(self) -> str:
         """What is written, so that two writes to the same place can be told from others."""
-        places = ", ".join(f"{target.ref} {target.key}".rstrip() for target in self.targets)
-        parts = [key for key, _ in self.slice.slice.parts] if self.slice else []
-        return f"{places} {parts}" if parts else places
+        slice_ = self.slice.slice.parts if self.slice else ()
+        keys = [key for key, _ in slice_] or [each.key for each in self.targets if each.key]
+        refs = [target.ref.at(None) if keys else target.ref for target in self.targets]
+        places = ", ".join(map(str, dict.fromkeys(refs)))
+        return f"{places} {keys}" if keys else places
 
     def check(self, batch: pa.RecordBatch, first: int) -> None:
         """Refuse rows that belong to no target, and count the others."""
@@ -161,9 +165,10 @@ def _of_partitions(slice_: TableSlice, streamed: bool, table: EnsuredTable) -> T
     ids = slice_.partitions(_column_type(slice_, table.columns))
     staged = streamed or not is_loadable(table.columns)
     if staged and slice_.column:
-        return _of_rows(_as_rows(slice_), table, _no_expressions)
+        return replace(_of_rows(_as_rows(slice_), table, _no_expressions), others=tuple(ids))
     targets = [_target(id_, slice_.address(id_), table, key) for id_, key in ids.items()]
-    return Targets(slice_.table, table.columns, targets, slice_.split, staged)
+    others = [""] if slice_.column else []
+    return Targets(slice_.table, table.columns, targets, slice_.split, staged, others=others)
 
 
 def of_rows(
@@ -216,10 +221,10 @@ def of_files(
         )
     sliced = of_slice(table, find, options)
     if not sliced.slice:
-        return replace(sliced, staged=False)
+        return replace(sliced, staged=False, others=())
     # Columns that Parquet cannot carry come well from other formats.
     [(id_, key)] = table.partitions(_column_type(table, sliced.columns)).items()
-    target = replace(sliced.targets[0], ref=table.address(id_), key=key, rows="")
+    target = replace(sliced.targets[0], id=id_, ref=table.address(id_), key=key, rows="")
     return Targets(table.table, sliced.columns, [target], table.split)
 
 

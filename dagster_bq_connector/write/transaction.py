@@ -7,12 +7,17 @@ The steps of an attempt, and what is left when the process dies between them:
     3. a query checks its rows       the same
     4. the transaction: DELETE of what is replaced, INSERT of what is staged, COMMIT
                                      BigQuery ends it by itself, with all of it or nothing
-       (a partition by the time of ingestion: a query with the partition as its destination)
+       (an append: the INSERT alone; a partition by the time of ingestion: a query with the
+       partition as its destination)
     5. the staging table is dropped  it is dropped by BigQuery a day later
 
 An attempt shares nothing with another: its id is in the names of its table and of its jobs. So the
 next one may start at once, and what an earlier one left behind changes nothing. The transaction
 alone has an id that all attempts share (see proof.py): it succeeds once.
+
+An append is no script, since a script that is cancelled after its COMMIT has failed and yet has
+changed the table: the next attempt would append the rows again. One statement is done when its job
+is, or not at all.
 """
 
 from __future__ import annotations
@@ -124,7 +129,8 @@ def write_staged(provers: Provers, targets: Targets, fill: Fill, outcome: Outcom
             table = tables.of(targets.targets[0])
             outcome.counts = _count(settings, targets.slice, table, progress)
         for target in targets.targets:
-            if not target.rows:  # the query into it cannot check that, as a transaction does
+            # A single statement cannot check that, as a transaction does.
+            if not target.rows or settings.operation == "append":
                 _check_count(settings, tables.of(target), filled.rows[target.id], progress)
         changes = [
             _Change(settings, targets, each, tables.of(each), filled.rows[each.id], progress)
@@ -291,13 +297,15 @@ class _Change:
     progress: Progress
 
     def work(self) -> Work:
-        """The transaction, as a job that runs with success once.
+        """The change, as a job that runs with success once.
 
-        A job that failed has changed nothing: its transaction was rolled back.
+        A job that failed has changed nothing: its transaction was rolled back. (Only one that was
+        cancelled after its COMMIT has; then it replaces the same rows again.)
         """
-        what = (
-            f"Transaction on {self._table}" if self.target.rows else f"Query into {self.target.ref}"
-        )
+        what = f"Query into {self.target.ref}"
+        if self.target.rows:
+            kind = "Transaction on" if self.settings.operation == "replace" else "Insert into"
+            what = f"{kind} {self._table}"
 
         def insert(job_id: str, labels: Mapping[str, str]) -> bigquery.QueryJob:
             config = self.settings.query_config(labels)
@@ -313,14 +321,15 @@ class _Change:
     def script(self) -> str:
         """The transaction. BigQuery rolls it back when the script ends before the COMMIT."""
         columns = ", ".join(quoted(column.name) for column in self.targets.columns)
+        insert = f"INSERT INTO {table_sql(self._table)} ({columns})\n{self._select};"
+        if self.settings.operation == "append":
+            return insert
         wrong = literal(f"{self.staging} does not hold the {self.rows} rows that were staged")
-        delete = f"DELETE FROM {table_sql(self._table)} WHERE {self.target.rows};"
         return "\n".join(
             [
                 "BEGIN TRANSACTION;",
-                *([delete] if self.settings.operation == "replace" else []),
-                f"INSERT INTO {table_sql(self._table)} ({columns})",
-                f"{self._select};",
+                f"DELETE FROM {table_sql(self._table)} WHERE {self.target.rows};",
+                insert,
                 f"IF @@row_count != {self.rows} THEN RAISE USING MESSAGE = {wrong}; END IF;",
                 "COMMIT TRANSACTION;",
             ]

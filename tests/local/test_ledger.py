@@ -215,7 +215,10 @@ def test_tables_of_writes_expire_and_those_of_streams_do_not(
     client.update_table(given, ["expires"])
     for key in (write, STREAM):
         increment(ledger, key)
-    assert table_of(bigquery, ledger, write).expires == made.expires
+    # A write may go on for longer than that, and each change keeps its entry.
+    changed = table_of(bigquery, ledger, write).expires
+    assert changed
+    assert changed > made.expires
     assert table_of(bigquery, ledger, STREAM).expires is None
 
 

@@ -108,6 +108,16 @@ def test_a_star_stands_for_any_text(
         load_writer.load_uris(f"{staging}/given/none-*", f"{dataset}.t")
 
 
+def test_a_file_with_a_star_in_its_name_is_refused(
+    dataset: str, load_writer: FileLoadsWriter, put: Put, staging: str
+) -> None:
+    """BigQuery would load with it what its name stands for, and that once more by its own name."""
+    for name in ("part-*.parquet", "part-1.parquet"):
+        put(name, parquet(rows_of(1)))
+    with pytest.raises(SourceFileError, match=r"part-\*.parquet has a \* in its name"):
+        load_writer.load_uris(f"{staging}/given/*", f"{dataset}.t", schema=SCHEMA)
+
+
 @pytest.mark.parametrize(
     ("format_", "content", "more"),
     [

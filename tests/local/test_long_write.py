@@ -1,5 +1,6 @@
 """A long append is seen checkpoint by checkpoint, and goes on where it was left."""
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from dagster_bq_connector.errors import (
     WriteKeyError,
 )
 from dagster_bq_connector.ledger import BigQueryLedger, Key
+from dagster_bq_connector.write import steps
+from dagster_bq_connector.write.streams import Streams
 
 
 @pytest.fixture
@@ -45,6 +48,22 @@ def test_rows_are_seen_after_each_checkpoint(
     assert numbers(reader, name) == [1, 2, 3, 4]
     assert (write.result.rows, write.result.replayed) == (4, False)
     assert write.result.to_metadata()["dagster/row_count"] == 4
+
+
+def test_each_append_may_have_its_columns_in_another_order(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    with writer.open(name, key=f"{dataset} k") as write:
+        write.append(pa.table({"a": [1], "b": [2], "text": ["x"]}))
+        write.append(pa.table({"text": ["y"], "B": [4], "a": [3]}))
+        write.append(pa.table({"b": [6]}))
+    rows = reader.read(name).to_arrow().sort_by("b").to_pylist()
+    assert [(row["a"], row["b"], row["text"]) for row in rows] == [
+        (1, 2, "x"),
+        (3, 4, "y"),
+        (None, 6, None),
+    ]
 
 
 def test_a_closed_write_is_a_replay(
@@ -121,6 +140,77 @@ def test_rows_for_a_stream_that_another_attempt_has_ended(
         first.append(rows_of(3))
     first.abandon()
     assert numbers(reader, name) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("closing", "last"),
+    [
+        (True, "flush stream"),
+        (True, "close"),
+        (True, "finalize stream"),
+        (False, "flush stream"),
+        (False, "settle"),
+        (False, "finalize stream"),
+    ],
+)
+def test_a_stream_that_was_ended_is_not_flushed_again(
+    dataset: str,
+    writer: ExactlyOnceWriter,
+    reader: BigQueryReader,
+    monkeypatch: pytest.MonkeyPatch,
+    closing: bool,
+    last: str,
+) -> None:
+    """Users of other clients report INVALID_ARGUMENT for that. A process dies after each step."""
+    finalize, flush, ended = Streams.finalize, Streams.flush, set[str]()
+
+    def note(self: Streams, name: str) -> int:
+        ended.add(name)
+        return finalize(self, name)
+
+    def refuse(self: Streams, name: str, *more: Any) -> None:
+        assert name not in ended
+        flush(self, name, *more)
+
+    def die(step: str, over: bool) -> None:
+        if over and step == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Streams, "finalize", note)
+    monkeypatch.setattr(Streams, "flush", refuse)
+    name, key = f"{dataset}.t", f"{dataset} k"
+    write = writer.open(name, key=key)
+    write.append(rows_of(1))
+    write.checkpoint(1)
+    write.append(rows_of(2))
+    monkeypatch.setattr(steps, "_observers", [*steps._observers, die])
+    with pytest.raises(KeyboardInterrupt):
+        write.close() if closing else writer.open(name, key=key)
+    steps._observers.remove(die)
+    write.abandon()
+    with writer.open(name, key=key) as again:
+        assert (again.done, again.position) == (closing, 1)
+    assert writer.open(name, key=key).done
+    assert numbers(reader, name) == ([1, 2] if closing else [1])
+
+
+def test_a_write_that_cannot_be_closed_ends_its_call(
+    dataset: str, writer: ExactlyOnceWriter
+) -> None:
+    def calls() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("append-rows")}
+
+    name, before = f"{dataset}.t", calls()
+
+    def overtaken() -> None:
+        with writer.open(name, key=f"{dataset} k") as write:
+            write.append(rows_of(1))
+            write.checkpoint(1)
+            writer.open(name, key=f"{dataset} k")
+
+    with pytest.raises(WriteKeyError, match="taken it over"):
+        overtaken()
+    assert calls() <= before
 
 
 def test_a_bad_row_breaks_the_write_and_is_named(

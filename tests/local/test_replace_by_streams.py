@@ -1,6 +1,7 @@
 """Whatever load jobs replace, `ExactlyOnceWriter` replaces too, at once or not at all."""
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from dagster_bq_connector import (
     TableOptions,
 )
 from dagster_bq_connector.errors import ConfigurationError, PartitionError
+from dagster_bq_connector.write import replacement
+from dagster_bq_connector.write.own_stream import OwnStreams
 
 FIRST, SECOND = dt.date(2026, 8, 1), dt.date(2026, 8, 2)
 KEYS = [str(FIRST), str(SECOND)]
@@ -85,6 +88,25 @@ def test_what_is_there_goes_and_what_is_beside_stays(
     assert found() == beside
     assert replace(KEYS[:1], (FIRST, 7), (FIRST, 8)).replayed  # the key that was used before
     assert found() == beside
+
+
+def test_the_rows_under_way_to_many_tables_are_bounded_together(
+    dataset: str, once: ExactlyOnceWriter, reader: BigQueryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, held = replacement._bound, list[tuple[int, int]]()
+
+    def watched(targets: Sequence[OwnStreams]) -> None:
+        before = sum(each.held for each in targets)
+        bound(targets)
+        held.append((before, sum(each.held for each in targets)))
+
+    monkeypatch.setattr(replacement, "_bound", watched)
+    monkeypatch.setattr(replacement, "POOL_BYTES", 4_000)
+    rows = [rows_of((FIRST, n), (SECOND, 100 + n)) for n in range(50)]
+    once.replace(rows, place("sharded", dataset, KEYS), key=f"{dataset} k")
+    assert max(before for before, _ in held) > 4_000
+    assert max(after for _, after in held) <= 4_000
+    assert len(content(reader, place("sharded", dataset, KEYS))) == 100
 
 
 @pytest.mark.parametrize("layout", ["column", "sharded", "slice"])

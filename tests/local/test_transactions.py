@@ -85,8 +85,21 @@ def test_a_lost_answer_adopts_the_job(
     monkeypatch.setattr(google.Client, "query", twice)
     load_writer.replace(rows_of(("de", 2)), regions(name, "de"))
     load_writer.append(rows_of(("dE", 3)), regions(name, "de", column="LOWER(region)"))
-    assert len(sent) == len(set(sent)) == 3  # of the appended slice one more, which checks its rows
+    assert len(sent) == len(set(sent)) == 4  # of the appended slice two more, which check its rows
     assert content(reader, name) == [("dE", 3), ("de", 2)]
+
+
+def test_an_append_is_one_statement(
+    dataset: str, load_writer: FileLoadsWriter, reader: BigQueryReader, bigquery: BigQueryResource
+) -> None:
+    """A script that is cancelled after its COMMIT has failed, and yet has changed the table."""
+    name = f"{dataset}.t"
+    load_writer.replace(rows_of(("de", 1)), name)
+    result = load_writer.append(rows_of(("dE", 2)), regions(name, "de", column="LOWER(region)"))
+    with bigquery.get_client() as client:
+        job: Any = client.get_job(result.jobs[-1])
+    assert job.statement_type == "INSERT"
+    assert content(reader, name) == [("dE", 2), ("de", 1)]
 
 
 def test_a_broken_transaction_changes_nothing(

@@ -1,5 +1,6 @@
 """Within Dagster the key of a write is made of what runs: op, mapped copy, partitions, run."""
 
+import datetime as dt
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +14,13 @@ from dagster_bq_connector import (
     BigQueryReader,
     BigQueryResource,
     BigQueryWriter,
+    DailyTable,
     ExactlyOnceWriter,
 )
 from dagster_bq_connector.errors import WriteKeyError
+from dagster_bq_connector.metadata import MaterializedWrite
+
+FIRST_DAY = dt.date(2022, 1, 1)
 
 
 @pytest.fixture
@@ -42,6 +47,23 @@ def numbers(reader: BigQueryReader, dataset: str) -> Callable[[str], list[int]]:
 
 def rows(*numbers: int) -> pa.Table:
     return pa.table({"n": pa.array(numbers, pa.int64())})
+
+
+def test_many_partitions_fit_into_an_entry(dataset: str, once: ExactlyOnceWriter) -> None:
+    """Their keys and their counts would take more than a description of the ledger holds."""
+    days = [FIRST_DAY + dt.timedelta(number) for number in range(1_300)]
+    data = pa.table({"day": pa.array(days, pa.date32()), "n": range(len(days))})
+    slice_ = DailyTable(f"{dataset}.t", column="day").for_keys([str(day) for day in days])
+    found: dict[str, MaterializedWrite] = {}
+
+    @dg.asset
+    def many(writer: BigQueryWriter) -> None:
+        found["first"] = writer.append(data, slice_)
+
+    assert dg.materialize([many], resources={"writer": once}).success
+    assert found["first"].partitions == {str(day): 1 for day in days}
+    results = [once.append(data, slice_, key=f"{dataset} k") for _ in range(2)]
+    assert [(each.rows, each.replayed) for each in results] == [(1_300, False), (1_300, True)]
 
 
 def test_two_writes_to_one_table_need_keys(

@@ -1,6 +1,7 @@
 """What one failing call means for a write. Whole schedules of them are in tests/soak."""
 
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from dagster_bq_connector import (
     BigQueryReader,
     BigQueryResource,
+    DailyTable,
     DefaultStreamWriter,
     ExactlyOnceWriter,
     FileLoadsWriter,
@@ -152,3 +154,25 @@ def test_a_limit_of_rates_that_cloud_storage_calls_forbidden_is_waited_for(
     FileLoadsWriter(bigquery=faulty, staging=staging).append(pieces(), f"{dataset}.t")
     assert content(reader, f"{dataset}.t") == ROWS
     assert server.fired.faults["403 rateLimitExceeded"] == 2
+
+
+def test_a_failure_that_passes_leaves_no_staged_file(
+    dataset: str, fields: dict[str, Any], staging: str, staged: Callable[[], list[str]]
+) -> None:
+    failures: list[Verdict] = [
+        Verdict(False, 503, "backendError"),
+        Verdict(status=503, reason="backendError"),
+    ]
+
+    def decide(call: Call) -> Verdict:
+        return failures.pop() if call.method == "DELETE" and failures else PASSED
+
+    days = ["2026-08-01", "2026-08-02"]
+    rows = pa.table({"day": pa.array(map(dt.date.fromisoformat, days), pa.date32()), "n": [1, 2]})
+    slice_ = DailyTable(f"{dataset}.t", column="day").for_keys(days)
+    with HttpProxy(fields["cloud_storage_endpoint"]) as proxy:
+        proxy.decide = decide
+        bigquery = BigQueryResource(**fields | {"cloud_storage_endpoint": proxy.url})
+        FileLoadsWriter(bigquery=bigquery, staging=staging).append(rows, slice_)
+    assert failures == []
+    assert staged() == []
