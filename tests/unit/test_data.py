@@ -48,6 +48,8 @@ def test_the_door_takes_every_form_of_rows() -> None:
         ({"a": [1]}, "dict holds no rows"),
         ([], "iterable is empty"),
         ([{"a": 1}], "holds dict objects"),
+        ([None], "NoneType holds no rows"),
+        ([pa.table({"a": [1]}), None, pa.table({"a": [2]})], "Piece 2 .* NoneType holds no rows"),
         ([pa.table({"a": [1]}), pa.table({"b": [1]})], r"Piece 2 .* \['b'\].*The 1 rows before"),
         (
             [pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": ["x", 1]})],
