@@ -51,8 +51,13 @@ class Conformer:
 
         Raises:
             SchemaError: A column that the table lacks, a required one that the data lacks, or
-                types that cannot be cast without loss. Every offender is named.
+                types that cannot be cast without loss. Every offender is named. Or no columns at
+                all.
         """
+        if not schema.names:
+            raise SchemaError(
+                "The data has no columns: pass those of the table, also when there are no rows."
+            )
         refuse_twins(schema.names)
         known = {column.name.casefold(): column for column in columns}
         if unknown := [name for name in schema.names if name.casefold() not in known]:

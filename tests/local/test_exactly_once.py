@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -161,6 +163,19 @@ def test_no_rows_are_a_write_too(
     assert keyed.append(rows_of(), name, key=f"{dataset} none").rows == 0
     assert keyed.append(rows_of(1), name, key=f"{dataset} none").replayed
     assert numbers(reader, name) == []
+
+
+def test_data_without_columns_empty_nothing(
+    dataset: str, keyed: BigQueryWriter, reader: BigQueryReader
+) -> None:
+    """An empty frame of a source that has failed is no table without rows."""
+    table = f"{dataset}.kept"
+    keyed.append(rows_of(1), table, key="rows")
+    for number, data in enumerate([pd.DataFrame(), pl.DataFrame(), rows_of(1).select([])]):
+        for write in (keyed.replace, keyed.append):
+            with pytest.raises(SchemaError, match="The data has no columns"):
+                write(data, table, key=f"{write.__name__} {number}")
+    assert reader.read(table).to_arrow().num_rows == 1
 
 
 def test_several_streams_are_committed_together(
