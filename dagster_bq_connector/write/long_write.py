@@ -297,7 +297,8 @@ class LongWrite:
 
     def _failed(self, rows: list[FailedRow]) -> FailedRowsError:
         written = int(self._entry.value["rows"]) - self._before
-        return FailedRowsError(self._place.table, rows, written)
+        remedy = "open the write again, to go on from its last checkpoint"
+        return FailedRowsError(self._place.table, rows, written, remedy)
 
     def _usable(self) -> None:
         if self.done or self._broken:

@@ -131,7 +131,7 @@ def test_a_bad_row_breaks_the_write_and_is_named(
     write.append(rows_of(1, 2))
     write.checkpoint(2)
     bad = pa.table({"n": pa.array([3, 2**70], pa.decimal128(30, 0))})
-    with pytest.raises(FailedRowsError) as caught:
+    with pytest.raises(FailedRowsError, match="2 row.s. were.* open the write again") as caught:
         write.append(bad)
     assert ([row.index for row in caught.value.rows], caught.value.written) == ([3], 2)
     with pytest.raises(RefusedError, match="broken"):
