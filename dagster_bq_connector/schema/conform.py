@@ -12,7 +12,7 @@ from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector.errors import FailedRow, SchemaError
 from dagster_bq_connector.schema.cast import cast_array, nulls
-from dagster_bq_connector.schema.data import written_before
+from dagster_bq_connector.schema.data import fitting_before
 from dagster_bq_connector.schema.fit import mismatches
 from dagster_bq_connector.schema.limits import check_values, takes_any
 from dagster_bq_connector.schema.names import refuse_twins
@@ -130,6 +130,6 @@ class Conformer:
         ]
         if found:
             raise SchemaError(
-                f"The data does not fit the table: {'; '.join(found)}.{written_before(self._seen)}"
+                f"The data does not fit the table: {'; '.join(found)}.{fitting_before(self._seen)}"
             )
         self._checked.append(schema)

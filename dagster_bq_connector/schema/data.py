@@ -150,15 +150,18 @@ def _open_next(piece: Data, names: list[str], number: int, rows: int) -> Batches
     try:
         opened = _open(piece)
     except SchemaError as error:
-        raise SchemaError(f"Piece {number} of the data: {error}{written_before(rows)}") from error
+        raise SchemaError(f"Piece {number} of the data: {error}{fitting_before(rows)}") from error
     if set(opened.schema.names) != set(names):
         raise SchemaError(
             f"Piece {number} of the data has the columns {opened.schema.names}, the first one has "
-            f"{names}.{written_before(rows)}"
+            f"{names}.{fitting_before(rows)}"
         )
     return opened
 
 
-def written_before(rows: int) -> str:
-    """What to add to an error that comes after `rows` rows of the same data."""
-    return f" The {rows} rows before it may have been written already." if rows else ""
+def fitting_before(rows: int) -> str:
+    """What to add to an error that comes after `rows` rows of the same data.
+
+    What became of those depends on the writer: only the default stream has written them by then.
+    """
+    return f" The {rows} row(s) before it fit." if rows else ""

@@ -178,6 +178,18 @@ def test_data_without_columns_empty_nothing(
     assert reader.read(table).to_arrow().num_rows == 1
 
 
+def test_of_pieces_that_do_not_all_fit_nothing_is_written(
+    dataset: str, keyed: BigQueryWriter, reader: BigQueryReader
+) -> None:
+    """And the error does not say that something may have been."""
+    table = f"{dataset}.kept"
+    keyed.append(rows_of(1), table, key="rows")
+    pieces = [rows_of(2, 3), pa.table({"n": ["x"], "text": ["y"]})]
+    with pytest.raises(SchemaError, match=r"takes no Arrow string.* The 2 row.s. before it fit\.$"):
+        keyed.append(pieces, table, key="pieces")
+    assert numbers(reader, table) == [1]
+
+
 def test_several_streams_are_committed_together(
     dataset: str,
     bigquery: BigQueryResource,
