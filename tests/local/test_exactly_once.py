@@ -165,6 +165,18 @@ def test_no_rows_are_a_write_too(
     assert numbers(reader, name) == []
 
 
+def test_a_view_takes_no_rows(
+    dataset: str, keyed: BigQueryWriter, stream_writer: BigQueryWriter, bigquery: BigQueryResource
+) -> None:
+    with bigquery.get_client() as client:
+        client.query_and_wait(f"CREATE VIEW {dataset}.v AS SELECT 1 AS n, 'a' AS text")
+    for number, write in enumerate([keyed.append, keyed.replace]):
+        with pytest.raises(UnsupportedError, match="v is a view: write to a table"):
+            write(rows_of(1), f"{dataset}.v", key=f"{dataset} {number}")
+    with pytest.raises(UnsupportedError, match="v is a view"):
+        stream_writer.append(rows_of(1), f"{dataset}.v")
+
+
 def test_data_without_columns_empty_nothing(
     dataset: str, keyed: BigQueryWriter, reader: BigQueryReader
 ) -> None:
