@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     change = commands.add_parser("set", help="give an entry another value")
     change.add_argument("key", help=KEY_HELP)
-    change.add_argument("value", metavar="JSON", type=_json, help="a JSON object")
+    change.add_argument("value", metavar="JSON", type=_json, help="a JSON object, the whole value")
     change.set_defaults(run=_set)
     delete = commands.add_parser("delete", help="delete an entry")
     delete.add_argument("key", help=KEY_HELP)

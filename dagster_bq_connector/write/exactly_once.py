@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -34,7 +33,8 @@ from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.write.default_stream import Check
-from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
+from dagster_bq_connector.write.entries import checked
+from dagster_bq_connector.write.key import WriteKey, purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
@@ -42,6 +42,7 @@ from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.streams import Streams, Type
 
 PREPARED, COMMITTED = "prepared", "committed"
+FIELDS = ("attempt", "streams", "rows", "bytes", "partitions")  # that a replay needs
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,7 @@ class _Commit:
 
     def finish(self, entry: Entry, replayed: bool) -> WriteResult:
         """Commit what the entry names, unless it was done, and say what was written."""
-        value: Mapping[str, Any] = entry.value
-        if value.get("purpose") != self.purpose:
-            raise other_purpose(self.key, f"ledger entry {entry.key.name}")
+        value = checked(entry, self.key, self.purpose, (PREPARED, COMMITTED), FIELDS)
         if value["state"] == PREPARED:
             self._commit(entry)
             with step("mark"):

@@ -33,8 +33,9 @@ from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.write.default_stream import Check
+from dagster_bq_connector.write.entries import checked
 from dagster_bq_connector.write.exactly_once import Sending
-from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
+from dagster_bq_connector.write.key import WriteKey, purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.result import WriteResult
@@ -42,6 +43,7 @@ from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.streams import StreamGone, Type
 
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
+FIELDS = ("attempt", "stream", "offset", "rows", "position")  # that the next attempt needs
 
 # Finds or creates the table for rows, and what checks that they belong there.
 Prepare: TypeAlias = Callable[[Batches], tuple[EnsuredTable, Check | None]]
@@ -204,8 +206,7 @@ class LongWrite:
         with step("begin"):
             entry = self._ledger.create(key, value).entry
         while entry is not None and entry.value.get("attempt") != self._key.attempt:
-            if entry.value.get("purpose") != self._purpose:
-                raise other_purpose(self._key, f"ledger entry {key.name}")
+            checked(entry, self._key, self._purpose, (OPEN, CLOSING, CLOSED), FIELDS)
             if entry.value["state"] == CLOSED:
                 return entry
             with step("take over"):

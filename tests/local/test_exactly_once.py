@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,6 +19,7 @@ from dagster_bq_connector import (
     FileLoadsWriter,
 )
 from dagster_bq_connector.errors import (
+    LedgerError,
     SchemaError,
     UnknownOutcomeError,
     UnsupportedError,
@@ -277,6 +279,30 @@ def test_a_prepared_write_whose_stream_is_gone_is_not_guessed(
     ledger.create(Key("write", f"key {dataset} second"), value)
     with pytest.raises(UnknownOutcomeError, match="cannot be known.*Look in the table"):
         once.append(rows_of(1), name, key=f"{dataset} second")
+    assert numbers(reader, name) == [1]
+
+
+def test_an_entry_that_was_set_to_half_a_value_is_named(
+    dataset: str, once: ExactlyOnceWriter, ledger: Ledger, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    once.append(rows_of(1), name, key="first")
+    once.open(name, key="long").abandon()
+    for key, states in (("first", "prepared, committed"), ("long", "open, closing, closed")):
+        entry = ledger.get(Key("write", f"key {key}"))
+        assert entry is not None
+        write = once.open if key == "long" else partial(once.append, rows_of(1))
+        half: dict[str, Any] = {name: entry.value[name] for name in ("purpose", "state")}
+        for value, blame in (
+            ({"state": "committed"}, "lacks purpose, attempt, .*a whole new value"),
+            (half, "lacks attempt, stream.*, rows, "),
+            ({**entry.value, "state": "Committed"}, f"'Committed', which is none of {states}"),
+        ):
+            stands = ledger.get(entry.key)
+            assert stands is not None
+            ledger.compare_and_set(stands, value)
+            with pytest.raises(LedgerError, match=f"{entry.key.name} .*{blame}"):
+                write(name, key=key)
     assert numbers(reader, name) == [1]
 
 
