@@ -39,7 +39,7 @@ class WriteKey:
             WriteKeyError: The text is empty or no text.
         """
         given: object = text
-        if not isinstance(given, str) or not given.strip():
+        if not isinstance(given, str) or not given.strip() or not _is_text(given):
             raise WriteKeyError(f"key={given!r}: a write key is a text that names one write.")
         return cls.of(f"key {text}")
 
@@ -52,6 +52,14 @@ class WriteKey:
     def id(self) -> str:
         """The identity as 40 hexadecimal digits."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:DIGITS]
+
+
+def _is_text(given: str) -> bool:
+    """Whether it has bytes: half a surrogate has none."""
+    try:
+        return bool(given.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def purpose_of(table: object, operation: str, columns: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ what the other sent after its last checkpoint is never seen.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,6 +24,7 @@ from dagster_bq_connector.errors import (
     ConnectorError,
     FailedRow,
     FailedRowsError,
+    LedgerError,
     RefusedError,
     UnknownOutcomeError,
     WriteKeyError,
@@ -132,14 +134,17 @@ class LongWrite:
             position: Where the source stands, as a JSON value.
 
         Raises:
+            LedgerError: The position is no JSON, or too large for the ledger. Nothing was
+                recorded, and the write can go on with another one.
             WriteKeyError: Another attempt has taken the write over. Its rows count, and those
                 since the last checkpoint of this one are not seen.
             ConnectorError: It could not be recorded, or not be made visible; the next attempt
                 knows, and goes on from what was recorded.
         """
         self._usable()
+        _check_position(position)
         self._record(OPEN, position)
-        self.position = position
+        self.position = self._entry.value["position"]  # as the next attempt will read it
 
     def close(self) -> None:
         """Make all rows visible, and end the write. Repeating it does no harm.
@@ -303,12 +308,32 @@ class LongWrite:
 
     def _usable(self) -> None:
         if self.done or self._broken:
-            state = "closed" if self.done else "broken: an append before has failed"
+            if self.done:
+                raise RefusedError(
+                    f"This write into {self._place.table} is closed, and its key is used up: what "
+                    "comes now is another write, and needs another key."
+                )
             raise RefusedError(
-                f"This write into {self._place.table} is {state}. Open it again under its key to "
-                "go on from the last checkpoint."
+                f"This write into {self._place.table} is broken: a call of it has failed, an error "
+                "has left its block, or another thread appends. Open it again under its key to go "
+                "on from the last checkpoint."
             )
 
     def _abandon(self) -> None:
         if self._streams is not None:
             self._streams.abandon()
+
+
+def _check_position(position: Any) -> None:
+    """Refuse what no ledger can keep.
+
+    Raises:
+        LedgerError: It is no JSON.
+    """
+    try:
+        json.dumps(position, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LedgerError(
+            f"The position of a checkpoint is no JSON: {error}. Pass a text, a finite number, a "
+            "boolean, None, or a list or dict of such; of a moment its isoformat()."
+        ) from error

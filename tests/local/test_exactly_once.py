@@ -132,9 +132,9 @@ def test_a_key_is_of_one_table_one_operation_and_one_schema(
 def test_without_a_step_exactly_once_asks_for_a_key(dataset: str, once: ExactlyOnceWriter) -> None:
     with pytest.raises(WriteKeyError, match='pass key="..."'):
         once.append(rows_of(1), f"{dataset}.t")
-    for key in ("", " "):
-        with pytest.raises(WriteKeyError):
-            once.append(rows_of(1), f"{dataset}.t", key=key.strip())
+    for key in ("", " ", "\ud800"):
+        with pytest.raises(WriteKeyError, match="a write key is a text"):
+            once.append(rows_of(1), f"{dataset}.t", key=key)
 
 
 def test_the_default_stream_takes_no_key(dataset: str, stream_writer: BigQueryWriter) -> None:

@@ -1,5 +1,6 @@
 """A long append is seen checkpoint by checkpoint, and goes on where it was left."""
 
+import datetime as dt
 from typing import Any
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pytest
 from dagster_bq_connector import BigQueryReader, BigQueryResource, ExactlyOnceWriter
 from dagster_bq_connector.errors import (
     FailedRowsError,
+    LedgerError,
     RefusedError,
     SchemaError,
     UnknownOutcomeError,
@@ -121,6 +123,28 @@ def test_rows_for_a_stream_that_another_attempt_has_ended(
         first.append(rows_of(3))
     first.abandon()
     assert numbers(reader, name) == [1, 2]
+
+
+def test_positions_are_what_the_next_attempt_reads(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name, key = f"{dataset}.t", f"{dataset} k"
+    write = writer.open(name, key=key)
+    for position in (object(), {1}, dt.datetime(2026, 8, 1), float("nan"), b"x"):
+        with pytest.raises(LedgerError, match="position of a checkpoint is no JSON.*isoformat"):
+            write.checkpoint(position)
+    write.append(rows_of(1))
+    with pytest.raises(LedgerError, match="keep the ledger in Cloud Storage"):
+        write.checkpoint("x" * 20_000)
+    offsets: dict[int, Any] = {7: (1, 2)}
+    write.checkpoint(offsets)
+    offsets[7] = (3, 4)
+    assert write.position == {"7": [1, 2]}
+    write.close()
+    assert writer.open(name, key=key).position == {"7": [1, 2]}
+    with pytest.raises(RefusedError, match="is closed, and its key is used up"):
+        write.append(rows_of(2))
+    assert numbers(reader, name) == [1]
 
 
 def test_a_bad_row_breaks_the_write_and_is_named(
