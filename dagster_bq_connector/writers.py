@@ -33,6 +33,7 @@ from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import default_stream
 from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey
+from dagster_bq_connector.write.long_write import LongWrite
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.targets import (
     FindDraft,
@@ -149,6 +150,18 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         identity = self._key(connected, "replace", table, key)
         with _given_back(identity):
             return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
+
+    def open(
+        self, table: Destination, options: TableOptions | None = None, key: str | None = None
+    ) -> LongWrite:
+        """Begin a long append with checkpoints, as only `ExactlyOnceWriter` can.
+
+        Raises:
+            UnsupportedError: It is another writer.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no checkpoints: open with ExactlyOnceWriter, or append."
+        )
 
     @abstractmethod
     def _append(

@@ -137,6 +137,14 @@ def test_without_a_step_exactly_once_asks_for_a_key(dataset: str, once: ExactlyO
             once.append(rows_of(1), f"{dataset}.t", key=key)
 
 
+def test_only_exactly_once_has_checkpoints(
+    dataset: str, stream_writer: BigQueryWriter, load_writer: BigQueryWriter
+) -> None:
+    for writer in (stream_writer, load_writer):
+        with pytest.raises(UnsupportedError, match="has no checkpoints: open with ExactlyOnceW"):
+            writer.open(f"{dataset}.t", key="k")
+
+
 def test_the_default_stream_takes_no_key(dataset: str, stream_writer: BigQueryWriter) -> None:
     with pytest.raises(UnsupportedError, match="at least once"):
         stream_writer.append(rows_of(1), f"{dataset}.t", key=f"{dataset} k")
