@@ -61,6 +61,8 @@ def test_a_closed_write_is_a_replay(
         with pytest.raises(RefusedError, match="is closed"):
             again.append(rows_of(2))
     assert (again.result.rows, again.result.replayed) == (1, True)
+    assert "dagster/column_schema" in write.result.to_metadata()
+    assert "dagster/column_schema" not in again.result.to_metadata()  # else it would be of none
     assert numbers(reader, name) == [1]
 
 
