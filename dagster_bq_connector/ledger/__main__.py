@@ -83,11 +83,20 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _list(ledger: Ledger, options: argparse.Namespace) -> int:
-    for entry in ledger.entries(options.kind):
+    result = DONE
+    for name in ledger.names(options.kind):
+        try:
+            entry = ledger.find(name)
+        except LedgerError as error:  # the others are there nevertheless
+            print(error, file=sys.stderr)
+            result = FAILED
+            continue
+        if entry is None:
+            continue
         text = entry.key.text
         short = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-        print(f"{entry.version:>8}  {entry.key.name:<47}  {short!r}")
-    return DONE
+        print(f"{entry.version:>8}  {name:<47}  {short!r}")
+    return result
 
 
 def _show(ledger: Ledger, options: argparse.Namespace) -> int:
