@@ -124,18 +124,22 @@ class FailedRowsError(ConnectorError):
         table (TableRef): The table.
         rows (list[FailedRow]): The failed rows, in the order of their index.
         written (int): How many rows of the same call are in the table: all the others after an
-            append by stream, none after a load.
+            append by the default stream, none after a load or an append that is exactly once; of a
+            long append those up to its last checkpoint.
     """
 
     SHOWN = 10
 
-    def __init__(self, table: object, rows: Sequence[FailedRow], written: int) -> None:
+    def __init__(
+        self, table: object, rows: Sequence[FailedRow], written: int, remedy: str | None = None
+    ) -> None:
         self.table, self.rows, self.written = table, list(rows), written
         shown = "\n".join(f"  {row}" for row in self.rows[: self.SHOWN])
         more = f"\n  … and {len(rows) - self.SHOWN} more" if len(rows) > self.SHOWN else ""
+        remedy = remedy or ("append them alone" if written else "write all of the data again")
         super().__init__(
             f"{len(rows)} row(s) could not be written to {table}; {written} row(s) were. "
-            "Mend or drop these rows and append them alone:\n" + shown + more
+            f"Mend or drop these rows and {remedy}:\n{shown}{more}"
         )
 
 

@@ -20,7 +20,7 @@ from dagster_bq_connector.write.key import WriteKey
 from dagster_bq_connector.write.long_write import LongWrite, Place
 from dagster_bq_connector.write.replacement import replace_rows
 from dagster_bq_connector.write.result import Operation, WriteResult
-from dagster_bq_connector.write_keys import place_of
+from dagster_bq_connector.write_keys import give_back, place_of
 from dagster_bq_connector.writers import (
     BigQueryWriter,
     check_connections,
@@ -34,6 +34,14 @@ class OpenWrite(LongWrite):
 
     def __enter__(self) -> "OpenWrite":
         return self
+
+    def abandon(self) -> None:
+        """Leave the write open. What was appended since the last checkpoint is never seen.
+
+        The step may open it again.
+        """
+        super().abandon()
+        give_back(self._key)
 
     @property
     def result(self) -> MaterializedWrite:

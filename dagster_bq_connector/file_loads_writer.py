@@ -96,7 +96,7 @@ class FileLoadsWriter(BigQueryWriter):
             RefusedError: BigQuery refused the files, or the table has rows and `if_empty` is set.
             WriteKeyError, ConnectorError: As for `append`; nothing was changed.
         """
-        _check_files(table, operation)
+        _check_files(table, operation, schema)
         check_options(options)
         source = Source(format, skip_leading_rows)
         connected = Connected.to(self.bigquery)
@@ -173,13 +173,18 @@ class FileLoadsWriter(BigQueryWriter):
         return client
 
 
-def _check_files(table: object, operation: str) -> None:
+def _check_files(table: object, operation: str, schema: object) -> None:
     """Refuse what files cannot be loaded for.
 
     Raises:
         UnsupportedError: They would go into a slice of a table's rows.
-        ConfigurationError: The operation is none.
+        ConfigurationError: The operation or the schema is none.
     """
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ConfigurationError(
+            f"schema is {type(schema).__name__}: pass a pyarrow.Schema, such as "
+            'pa.schema([("id", pa.int64())]).'
+        )
     if isinstance(table, RowSlice):
         raise UnsupportedError(
             f"Files cannot be loaded into a slice of the rows of {table.table}: load them into "

@@ -41,13 +41,14 @@ class MaterializedWrite(WriteResult):
         scope = "run_" if several else ""
         metadata: dict[str, Any] = {
             "dagster/table_name": str(table),
-            "dagster/column_schema": table_schema(self.columns),
             "dagster/uri": f"bigquery://{table.project}/{table.dataset}/{table.table}",
             "dagster_bq/operation": self.operation,
             "dagster_bq/write_method": self.method,
             f"dagster_bq/{scope}rows": self.rows,
             f"dagster_bq/{scope}bytes": self.bytes,
         }
+        if self.columns:  # a long write that was not given rows has not looked them up
+            metadata["dagster/column_schema"] = table_schema(self.columns)
         if self.jobs:
             metadata[f"dagster_bq/{scope}jobs"] = list(self.jobs)
         if self.streams:

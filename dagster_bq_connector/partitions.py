@@ -12,6 +12,7 @@ import dagster as dg
 from dagster_bq_connector.errors import ConfigurationError, PartitionError
 from dagster_bq_connector.table.options import TableOptions, TimePartitioning
 from dagster_bq_connector.table.ref import TableRef
+from dagster_bq_connector.table.row_slice import listed
 from dagster_bq_connector.table.slice import INGESTION_TIME, TableSlice, TimeFilter
 from dagster_bq_connector.table.window import Window
 
@@ -126,14 +127,16 @@ class DailyTable:
         Raises:
             PartitionError: A key is not written as this granularity's are.
         """
-        windows = tuple((key, self._window(key)) for key in keys)
+        windows = tuple((key, self._window(key)) for key in listed(keys))
         if not windows:
             raise PartitionError(f"No partition key of {self} was given: name at least one.")
+        if (table := TableRef.parse(self.table)).partition:
+            raise PartitionError(f"{table} is one partition: a DailyTable is {table.at(None)}.")
         layout = None
         if self.layout == "partitioned":
             layout = TimePartitioning(self.column, self.granularity)
         return TableSlice(
-            table=TableRef.parse(self.table),
+            table=table,
             column=self.column,
             granularity=self.granularity,
             windows=windows,

@@ -83,6 +83,17 @@ def write_key(
     return WriteKey.of(text)
 
 
+def give_back(key: WriteKey) -> None:
+    """Let the step use its key again: nothing was written under it that the next try cannot find.
+
+    Args:
+        key: That of a write whose data were refused, or of a long one that was left open.
+    """
+    if (context := run_context()) is not None:
+        written = _written.get(context.get_step_execution_context(), set())
+        written.discard((context.retry_number, key.text))
+
+
 def place_of(table: TableRef | TableSlice | RowSlice) -> str:
     """A table, or the part of it that a write is about, as text.
 

@@ -1,7 +1,8 @@
 """The writers: one abstract resource, and one class for each write method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +12,13 @@ import pyarrow as pa
 from google.cloud.bigquery import SchemaField
 from pydantic import Field
 
-from dagster_bq_connector.errors import ConfigurationError, UnsupportedError
+from dagster_bq_connector.errors import (
+    ConfigurationError,
+    FailedRowsError,
+    PartitionError,
+    SchemaError,
+    UnsupportedError,
+)
 from dagster_bq_connector.metadata import MaterializedWrite, job_labels, log, run_context, warn
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import STRICT, Connected, Destination
@@ -26,6 +33,7 @@ from dagster_bq_connector.table.slice import TableSlice
 from dagster_bq_connector.write import default_stream
 from dagster_bq_connector.write.jobs import JobSettings
 from dagster_bq_connector.write.key import WriteKey
+from dagster_bq_connector.write.long_write import LongWrite
 from dagster_bq_connector.write.result import Operation, WriteResult
 from dagster_bq_connector.write.targets import (
     FindDraft,
@@ -36,7 +44,7 @@ from dagster_bq_connector.write.targets import (
     of_stream,
     of_table,
 )
-from dagster_bq_connector.write_keys import write_key
+from dagster_bq_connector.write_keys import give_back, write_key
 
 # Beyond that a process has no use for more: it cannot fill these.
 MAX_CONNECTIONS = 64
@@ -105,7 +113,8 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "append", table, key)
-        return MaterializedWrite.of(self._append(connected, data, table, options, identity))
+        with _given_back(identity):
+            return MaterializedWrite.of(self._append(connected, data, table, options, identity))
 
     def replace(
         self,
@@ -139,7 +148,20 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         check_options(options)
         connected = Connected.to(self.bigquery)
         identity = self._key(connected, "replace", table, key)
-        return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
+        with _given_back(identity):
+            return MaterializedWrite.of(self._replace(connected, data, table, options, identity))
+
+    def open(
+        self, table: Destination, options: TableOptions | None = None, key: str | None = None
+    ) -> LongWrite:
+        """Begin a long append with checkpoints, as only `ExactlyOnceWriter` can.
+
+        Raises:
+            UnsupportedError: It is another writer.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no checkpoints: open with ExactlyOnceWriter, or append."
+        )
 
     @abstractmethod
     def _append(
@@ -316,6 +338,16 @@ class DefaultStreamWriter(BigQueryWriter):
         raise UnsupportedError(
             "The default stream only adds rows: replace with ExactlyOnceWriter or FileLoadsWriter."
         )
+
+
+@contextmanager
+def _given_back(key: WriteKey) -> Generator[None]:
+    """The step may mend data that are refused, and write them under the key that it has."""
+    try:
+        yield
+    except (FailedRowsError, PartitionError, SchemaError):
+        give_back(key)
+        raise
 
 
 def check_connections(connections: int) -> None:

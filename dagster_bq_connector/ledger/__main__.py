@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     change = commands.add_parser("set", help="give an entry another value")
     change.add_argument("key", help=KEY_HELP)
-    change.add_argument("value", metavar="JSON", type=_json, help="a JSON object")
+    change.add_argument("value", metavar="JSON", type=_json, help="a JSON object, the whole value")
     change.set_defaults(run=_set)
     delete = commands.add_parser("delete", help="delete an entry")
     delete.add_argument("key", help=KEY_HELP)
@@ -83,11 +83,20 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _list(ledger: Ledger, options: argparse.Namespace) -> int:
-    for entry in ledger.entries(options.kind):
+    result = DONE
+    for name in ledger.names(options.kind):
+        try:
+            entry = ledger.find(name)
+        except LedgerError as error:  # the others are there nevertheless
+            print(error, file=sys.stderr)
+            result = FAILED
+            continue
+        if entry is None:
+            continue
         text = entry.key.text
         short = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-        print(f"{entry.version:>8}  {entry.key.name:<47}  {short!r}")
-    return DONE
+        print(f"{entry.version:>8}  {name:<47}  {short!r}")
+    return result
 
 
 def _show(ledger: Ledger, options: argparse.Namespace) -> int:

@@ -47,7 +47,12 @@ class CloudStorageLedger(Ledger):
         self._patient: Any = {"timeout": rest["timeout"], "retry": retry}
         # A repeated change must be looked at before it is repeated again: not by Google's client.
         self._once: Any = {"timeout": rest["timeout"], "retry": None}
-        self._bucket = client.bucket(bucket)
+        try:
+            self._bucket = client.bucket(bucket)
+        except ValueError as error:  # no bucket has such a name
+            raise ConfigurationError(
+                f"ledger={home!r}: {error} Write gs://bucket/prefix."
+            ) from None
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
     def place(self, name: str) -> str:

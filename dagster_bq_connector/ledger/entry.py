@@ -189,10 +189,18 @@ class Ledger(abc.ABC):
             LedgerError: Something under a name of the ledger is no entry.
             ConnectorError: The home cannot be reached, or does not allow it.
         """
+        for name in self.names(kind):
+            if (entry := self.find(name)) is not None:  # it may be gone since it was listed
+                yield entry
+
+    def names(self, kind: Kind | None = None) -> Iterator[str]:
+        """The names of all entries, or of those of one kind, in no order.
+
+        Raises:
+            ConnectorError: The home cannot be reached, or does not allow it.
+        """
         for each in KINDS if kind is None else (kind,):
-            for name in self._names(each):
-                if (entry := self.find(name)) is not None:  # it may be gone since it was listed
-                    yield entry
+            yield from self._names(each)
 
     @abc.abstractmethod
     def place(self, name: str) -> str:

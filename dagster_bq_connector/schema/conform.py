@@ -12,7 +12,7 @@ from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector.errors import FailedRow, SchemaError
 from dagster_bq_connector.schema.cast import cast_array, nulls
-from dagster_bq_connector.schema.data import written_before
+from dagster_bq_connector.schema.data import fitting_before
 from dagster_bq_connector.schema.fit import mismatches
 from dagster_bq_connector.schema.limits import check_values, takes_any
 from dagster_bq_connector.schema.names import refuse_twins
@@ -51,8 +51,13 @@ class Conformer:
 
         Raises:
             SchemaError: A column that the table lacks, a required one that the data lacks, or
-                types that cannot be cast without loss. Every offender is named.
+                types that cannot be cast without loss. Every offender is named. Or no columns at
+                all.
         """
+        if not schema.names:
+            raise SchemaError(
+                "The data has no columns: pass those of the table, also when there are no rows."
+            )
         refuse_twins(schema.names)
         known = {column.name.casefold(): column for column in columns}
         if unknown := [name for name in schema.names if name.casefold() not in known]:
@@ -125,6 +130,6 @@ class Conformer:
         ]
         if found:
             raise SchemaError(
-                f"The data does not fit the table: {'; '.join(found)}.{written_before(self._seen)}"
+                f"The data does not fit the table: {'; '.join(found)}.{fitting_before(self._seen)}"
             )
         self._checked.append(schema)

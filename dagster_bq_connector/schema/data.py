@@ -28,6 +28,7 @@ _compute: Any = pc  # its stubs know a part of what it takes
 
 # Larger batches are cut, so that what is made of one at a time stays small.
 PIECE_BYTES = 32 * 1024 * 1024
+_END = object()  # of the pieces: a None among them is no piece, and is refused as such
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ def _decoded_bytes(column: Any) -> int:
 
 
 def _chain(pieces: Iterator[Data]) -> Batches:
-    first = next(pieces, None)
-    if first is None:
+    first = next(pieces, _END)
+    if first is _END:
         raise SchemaError(
             "The iterable is empty, so its columns are unknown: pass an empty Arrow table instead."
         )
@@ -126,7 +127,7 @@ def _chain(pieces: Iterator[Data]) -> Batches:
             for batch in following.batches:
                 rows += batch.num_rows
                 yield _own(batch)
-            if (piece := next(pieces, None)) is None:
+            if (piece := next(pieces, _END)) is _END:
                 return
             following = _open_next(piece, opened.schema.names, number, rows)
 
@@ -149,15 +150,18 @@ def _open_next(piece: Data, names: list[str], number: int, rows: int) -> Batches
     try:
         opened = _open(piece)
     except SchemaError as error:
-        raise SchemaError(f"Piece {number} of the data: {error}{written_before(rows)}") from error
+        raise SchemaError(f"Piece {number} of the data: {error}{fitting_before(rows)}") from error
     if set(opened.schema.names) != set(names):
         raise SchemaError(
             f"Piece {number} of the data has the columns {opened.schema.names}, the first one has "
-            f"{names}.{written_before(rows)}"
+            f"{names}.{fitting_before(rows)}"
         )
     return opened
 
 
-def written_before(rows: int) -> str:
-    """What to add to an error that comes after `rows` rows of the same data."""
-    return f" The {rows} rows before it may have been written already." if rows else ""
+def fitting_before(rows: int) -> str:
+    """What to add to an error that comes after `rows` rows of the same data.
+
+    What became of those depends on the writer: only the default stream has written them by then.
+    """
+    return f" The {rows} row(s) before it fit." if rows else ""

@@ -19,6 +19,7 @@ from dagster_bq_connector.errors import (
     PartitionError,
     TableMismatchError,
     TableNotFoundError,
+    UnsupportedError,
     classify,
     error_text,
     explain,
@@ -33,6 +34,8 @@ from dagster_bq_connector.table.row_slice import Partitioning, every_row
 
 Columns: TypeAlias = Callable[[], Sequence[bigquery.SchemaField]]
 
+# What looks like a table and takes no rows, by the type that BigQuery gives it.
+READ_ONLY = ("VIEW", "MATERIALIZED_VIEW", "SNAPSHOT")
 # What Google's REST client raises.
 REST_ERRORS = (GoogleAPICallError, RetryError, GoogleAuthError, RequestException)
 
@@ -134,6 +137,7 @@ class TableAdmin:
             TableNotFoundError: It is missing and may not be created.
             DatasetNotFoundError: Its dataset is missing and may not be created.
             TableMismatchError: It exists with another layout.
+            UnsupportedError: It is a view, or something else that takes no rows.
         """
         ref = ref.at(None)
         try:
@@ -147,6 +151,9 @@ class TableAdmin:
             new = _new_table(ref, given := columns(), options)
             make = partial(self._create, ref, given, options, creation)
             return Draft(_ensured(ref, new), given, make)
+        if there.table_type in READ_ONLY:
+            kind = there.table_type.lower().replace("_", " ")
+            raise UnsupportedError(f"{ref} is a {kind}: write to a table.")
         _check_layout(ref, there, options)
         table = _ensured(ref, there, there.modified)
         if not options or options.evolution != "add":

@@ -53,6 +53,18 @@ class KeyFilter:
         return f"{name or quoted(self.column)} IN ({', '.join(values)})"
 
 
+def listed(keys: Iterable[str]) -> list[str]:
+    """Partition keys as a list.
+
+    Raises:
+        PartitionError: They are one text, whose letters would be the keys, or no list at all.
+    """
+    given: object = keys
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise PartitionError(f"The partition keys are {given!r}: pass a list of texts.")
+    return list(keys)
+
+
 RowFilter: TypeAlias = KeyFilter | TimeFilter
 Part: TypeAlias = tuple[str, tuple[RowFilter, ...]]
 
@@ -67,7 +79,8 @@ class RowSlice:
         options: The layout of a table that is created.
 
     Raises:
-        PartitionError: There is no part, or one without a filter, which would be every row.
+        PartitionError: There is no part, or one without a filter, which would be every row; or the
+            table's address names a partition, to which the filters would not keep.
     """
 
     table: TableRef
@@ -77,6 +90,11 @@ class RowSlice:
     def __post_init__(self) -> None:
         if not self.parts:
             raise PartitionError(f"No partition of {self.table} was given: name at least one.")
+        if self.table.partition:
+            raise PartitionError(
+                f"{self.table} is one partition, and a slice takes its rows from the whole table: "
+                f"name {self.table.at(None)}, with a filter of the column that partitions it, too."
+            )
         for key, filters in self.parts:
             if not filters:
                 raise PartitionError(
@@ -99,8 +117,15 @@ class RowSlice:
             column: A column, or any SQL expression over the columns of the table.
             keys: The keys, as text; compared as what the column is.
             options: The layout of a table that is created.
+
+        Raises:
+            PartitionError: The keys are no list of texts, or there is none.
         """
-        parts = tuple((key, (KeyFilter(column, (key,)),)) for key in keys)
+        found: list[object] = [*listed(keys)]
+        for key in found:
+            if not isinstance(key, str):
+                raise PartitionError(f"{key!r} is no partition key of {table}: write it as text.")
+        parts = tuple((key, (KeyFilter(column, (key,)),)) for key in map(str, found))
         return cls(TableRef.parse(table), parts, options)
 
     def resolve(self, project: str) -> RowSlice:

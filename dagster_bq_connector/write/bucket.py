@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from dagster_bq_connector.errors import ConfigurationError, Fault, classify, exp
 from dagster_bq_connector.retry import rest_options
 from dagster_bq_connector.table.admin import REST_ERRORS
 
+_BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # as Google's client takes them
 # A bucket never moves: its location is asked for once by a process.
 _locations: dict[tuple[str, str], str] = {}
 
@@ -36,7 +38,7 @@ def parsed(uri: str) -> tuple[str, str] | None:
     """The bucket and the name of `gs://bucket/name`, or None when it is no such address."""
     scheme, _, path = uri.partition("gs://")
     bucket, _, name = path.partition("/")
-    return None if scheme or not bucket else (bucket, name)
+    return (bucket, name) if not scheme and _BUCKET.fullmatch(bucket) else None
 
 
 def storage_options(deadline: float) -> Any:
@@ -84,8 +86,8 @@ def check_bucket(
 def no_bucket(bucket: str) -> ConfigurationError:
     """The error for a bucket that does not exist."""
     return ConfigurationError(
-        f"The staging bucket gs://{bucket} does not exist: create it in the datasets' location "
-        f"(gcloud storage buckets create gs://{bucket})."
+        f"The bucket gs://{bucket} does not exist: look at its name, or create it in the datasets' "
+        f"location (gcloud storage buckets create gs://{bucket})."
     )
 
 

@@ -206,7 +206,11 @@ class _Appender:
         """What became of the rows of an append that failed."""
         bad = "".join(f"\n  {row}" for row in self.failed[: FailedRowsError.SHOWN])
         named = f"\n{len(self.failed)} row(s) were refused by then:{bad}" if bad else ""
-        return f"{self.rows} row(s) of this append were acknowledged before it failed.{named}"
+        sent = sum(sent.piece.batch.num_rows for sent in self._sent)
+        doubt = f" {sent} more were sent, and may be in the table, too." if sent else ""
+        return (
+            f"{self.rows} row(s) of this append were acknowledged before it failed.{doubt}{named}"
+        )
 
     def _check(self, check: Check, batch: pa.RecordBatch, position: int) -> None:
         """Refuse rows that do not belong here. Those of the batches before it are written."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -35,7 +34,8 @@ from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.write.default_stream import Check
-from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
+from dagster_bq_connector.write.entries import checked
+from dagster_bq_connector.write.key import WriteKey, purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.result import NOTHING_WRITTEN, WriteResult
@@ -46,6 +46,7 @@ PREPARED, COMMITTED = "prepared", "committed"
 # Characters that the rows by partition may take of an entry: the names of 64 streams take most of
 # the 16,384 that a description holds. A replay of a write to more partitions does not tell them.
 LONGEST_COUNTS = 2_000
+FIELDS = ("attempt", "streams", "rows", "bytes", "partitions")  # that a replay needs
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,7 @@ class _Commit:
 
     def finish(self, entry: Entry, replayed: bool) -> WriteResult:
         """Commit what the entry names, unless it was done, and say what was written."""
-        value: Mapping[str, Any] = entry.value
-        if value.get("purpose") != self.purpose:
-            raise other_purpose(self.key, f"ledger entry {entry.key.name}")
+        value = checked(entry, self.key, self.purpose, (PREPARED, COMMITTED), FIELDS)
         if value["state"] == PREPARED:
             self._commit(entry)
             with step("mark"):

@@ -57,9 +57,10 @@ class Source:
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
             raise ConfigurationError(f"format={self.format!r}: it is one of {', '.join(_FORMATS)}.")
-        if self.skip_leading_rows < 0 or (self.skip_leading_rows and self.format != "csv"):
+        lines: object = self.skip_leading_rows
+        if type(lines) is not int or lines < 0 or (lines and self.format != "csv"):
             raise ConfigurationError(
-                f"skip_leading_rows={self.skip_leading_rows}: it is a number of lines of CSV files."
+                f"skip_leading_rows={lines!r}: it is a number of lines of CSV files."
             )
 
     def apply(self, config: bigquery.LoadJobConfig) -> None:

@@ -17,6 +17,7 @@ A stream is ended after the entry names it no more, since BigQuery may refuse to
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,6 +29,7 @@ from dagster_bq_connector.errors import (
     ConnectorError,
     FailedRow,
     FailedRowsError,
+    LedgerError,
     RefusedError,
     UnknownOutcomeError,
     WriteKeyError,
@@ -38,8 +40,9 @@ from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.table.admin import EnsuredTable
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.write.default_stream import Check
+from dagster_bq_connector.write.entries import checked
 from dagster_bq_connector.write.exactly_once import Sending
-from dagster_bq_connector.write.key import WriteKey, other_purpose, purpose_of
+from dagster_bq_connector.write.key import WriteKey, purpose_of
 from dagster_bq_connector.write.own_stream import OwnStreams, RowsRefused
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.result import WriteResult
@@ -47,6 +50,7 @@ from dagster_bq_connector.write.steps import step
 from dagster_bq_connector.write.streams import StreamGone, Type
 
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
+FIELDS = ("attempt", "stream", "offset", "rows", "position")  # that the next attempt needs
 
 # Finds or creates the table for rows, and what checks that they belong there.
 Prepare: TypeAlias = Callable[[Batches], tuple[EnsuredTable, Check | None]]
@@ -135,14 +139,17 @@ class LongWrite:
             position: Where the source stands, as a JSON value.
 
         Raises:
+            LedgerError: The position is no JSON, or too large for the ledger. Nothing was
+                recorded, and the write can go on with another one.
             WriteKeyError: Another attempt has taken the write over. Its rows count, and those
                 since the last checkpoint of this one are not seen.
             ConnectorError: It could not be recorded, or not be made visible; the next attempt
                 knows, and goes on from what was recorded.
         """
         self._usable()
+        _check_position(position)
         self._record(OPEN, position)
-        self.position = position
+        self.position = self._entry.value["position"]  # as the next attempt will read it
 
     def close(self) -> None:
         """Make all rows visible, and end the write. Repeating it does no harm.
@@ -214,8 +221,7 @@ class LongWrite:
         with step("begin"):
             entry = self._ledger.create(key, value).entry
         while entry is not None and entry.value.get("attempt") != self._key.attempt:
-            if entry.value.get("purpose") != self._purpose:
-                raise other_purpose(self._key, f"ledger entry {key.name}")
+            checked(entry, self._key, self._purpose, (OPEN, CLOSING, CLOSED), FIELDS)
             if entry.value["state"] == CLOSED:
                 return entry
             with step("take over"):
@@ -324,18 +330,20 @@ class LongWrite:
 
     def _failed(self, rows: list[FailedRow]) -> FailedRowsError:
         written = int(self._entry.value["rows"]) - self._before
-        return FailedRowsError(self._place.table, rows, written)
+        remedy = "open the write again, to go on from its last checkpoint"
+        return FailedRowsError(self._place.table, rows, written, remedy)
 
     def _usable(self) -> None:
-        if self.done:
+        if self.done or self._broken:
+            if self.done:
+                raise RefusedError(
+                    f"This write into {self._place.table} is closed, and its key is used up: what "
+                    "comes now is another write, and needs another key."
+                )
             raise RefusedError(
-                f"This write into {self._place.table} is closed, and its rows are all visible: "
-                "look at `done` before you append. Rows that came later are another write."
-            )
-        if self._broken:
-            raise RefusedError(
-                f"This write into {self._place.table} is broken: an append before has failed. Open "
-                "it again under its key to go on from the last checkpoint."
+                f"This write into {self._place.table} is broken: a call of it has failed, an error "
+                "has left its block, or another thread appends. Open it again under its key to go "
+                "on from the last checkpoint."
             )
 
     def _abandon(self) -> None:
@@ -346,3 +354,18 @@ class LongWrite:
 def _without_stream(entry: Entry, state: str) -> dict[str, Any]:
     """The value of an entry whose rows are all visible."""
     return {**entry.value, "state": state, "stream": None, "offset": 0}
+
+
+def _check_position(position: Any) -> None:
+    """Refuse what no ledger can keep.
+
+    Raises:
+        LedgerError: It is no JSON.
+    """
+    try:
+        json.dumps(position, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LedgerError(
+            f"The position of a checkpoint is no JSON: {error}. Pass a text, a finite number, a "
+            "boolean, None, or a list or dict of such; of a moment its isoformat()."
+        ) from error

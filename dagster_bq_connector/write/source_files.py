@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,8 +49,12 @@ class SourceFiles:
             SchemaError: An Avro column of several types.
             AccessDeniedError: The credentials do not allow to see it.
         """
-        asked = list(dict.fromkeys([uris] if isinstance(uris, str) else uris))
-        addresses = [_address(uri) for uri in asked]
+        given: object = [uris] if isinstance(uris, str) else uris
+        if not isinstance(given, Iterable):
+            raise ConfigurationError(
+                f"uris is {type(uris).__name__}: pass one address, gs://bucket/name, or several."
+            )
+        addresses = list(dict.fromkeys(map(_address, given)))
         if not addresses:
             raise ConfigurationError("No files: pass one address, gs://bucket/name, or several.")
         for bucket in dict.fromkeys(bucket for bucket, _ in addresses):

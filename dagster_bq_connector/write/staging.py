@@ -55,7 +55,7 @@ class Staging:
         Raises:
             ConfigurationError: `home` is no such address.
         """
-        if (address := parsed(home)) is None:
+        if (address := parsed(home)) is None or "*" in home:  # a load job looks for what fits it
             raise ConfigurationError(f"staging={home!r}: write gs://bucket or gs://bucket/prefix.")
         self._name, prefix = address
         self._deadline, rest = deadline, rest_options(deadline)

@@ -15,7 +15,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import flights
-from dagster_bq_connector import BigQueryReader, BigQueryResource
+from dagster_bq_connector import BigQueryReader, BigQueryResource, BigQueryWriter
 from dagster_bq_connector.local import LocalBigQuery
 from flights import source
 from flights.definitions import defs
@@ -223,6 +223,14 @@ def test_every_method_writes_its_asset(
     assert reader.read("flights.late_flights", where=f"flight_date = '{day}'").to_arrow().num_rows
     assert materialization(instance, "late_flights", day)["dagster_bq/rows"] == late.height
     assert reader.read("flights.load_log", where=f"flight_date = '{day}'").to_arrow().num_rows == 1
+
+
+def test_each_asset_may_have_each_writer() -> None:
+    """Whichever writes first makes the dataset, so that a method is changed by its line alone."""
+    resources = defs().resources or {}
+    writers = [each for each in resources.values() if isinstance(each, BigQueryWriter)]
+    assert len(writers) == 4
+    assert all(writer.create_dataset for writer in writers)
 
 
 def test_the_whole_tables_say_what_they_are(

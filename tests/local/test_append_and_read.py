@@ -3,6 +3,7 @@
 import datetime as dt
 import gc
 import pickle
+import re
 import socket
 import threading
 import time
@@ -256,6 +257,19 @@ def test_bad_rows_are_named_and_the_others_are_written(
     assert failed[3][0] == "id"
     assert caught.value.written == 1
     assert reader.read(f"{dataset}.t").to_arrow()["id"].to_pylist() == [1]
+
+
+def test_of_pieces_that_do_not_all_fit_a_note_says_what_is_there(
+    dataset: str, stream_writer: DefaultStreamWriter, reader: BigQueryReader
+) -> None:
+    table = f"{dataset}.t"
+    with pytest.raises(SchemaError, match=r"The 2 row.s. before it fit") as caught:
+        stream_writer.append([pa.table({"n": [1, 2]}), pa.table({"n": ["x"]})], table)
+    [note] = caught.value.__notes__
+    assert re.search(
+        r"2 row.s. of this append were acknowledged|2 more were sent, and may be", note
+    )
+    assert reader.read(table).to_arrow().num_rows in (0, 2)
 
 
 def test_a_row_too_large_for_a_request_is_named_among_good_ones(

@@ -2,8 +2,11 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -16,6 +19,7 @@ from dagster_bq_connector import (
     FileLoadsWriter,
 )
 from dagster_bq_connector.errors import (
+    LedgerError,
     SchemaError,
     UnknownOutcomeError,
     UnsupportedError,
@@ -128,9 +132,17 @@ def test_a_key_is_of_one_table_one_operation_and_one_schema(
 def test_without_a_step_exactly_once_asks_for_a_key(dataset: str, once: ExactlyOnceWriter) -> None:
     with pytest.raises(WriteKeyError, match='pass key="..."'):
         once.append(rows_of(1), f"{dataset}.t")
-    for key in ("", " ", "half a character: \ud800"):
-        with pytest.raises(WriteKeyError):
+    for key in ("", " ", "\ud800"):
+        with pytest.raises(WriteKeyError, match="a write key is a text"):
             once.append(rows_of(1), f"{dataset}.t", key=key)
+
+
+def test_only_exactly_once_has_checkpoints(
+    dataset: str, stream_writer: BigQueryWriter, load_writer: BigQueryWriter
+) -> None:
+    for writer in (stream_writer, load_writer):
+        with pytest.raises(UnsupportedError, match="has no checkpoints: open with ExactlyOnceW"):
+            writer.open(f"{dataset}.t", key="k")
 
 
 def test_the_default_stream_takes_no_key(dataset: str, stream_writer: BigQueryWriter) -> None:
@@ -144,7 +156,7 @@ def test_nothing_is_seen_when_a_row_is_bad(
     name = f"{dataset}.t"
     once.append(rows_of(1), name, key=f"{dataset} first")
     big = pa.table({"n": pa.array([2, 2**70], pa.decimal128(30, 0)), "text": ["a", "b"]})
-    with pytest.raises(FailedRowsError) as caught:
+    with pytest.raises(FailedRowsError, match="; 0 row.s. were.* write all") as caught:
         once.append(big, name, key=f"{dataset} second")
     assert ([row.index for row in caught.value.rows], caught.value.written) == ([1], 0)
     with pytest.raises(SchemaError):
@@ -161,6 +173,43 @@ def test_no_rows_are_a_write_too(
     assert keyed.append(rows_of(), name, key=f"{dataset} none").rows == 0
     assert keyed.append(rows_of(1), name, key=f"{dataset} none").replayed
     assert numbers(reader, name) == []
+
+
+def test_a_view_takes_no_rows(
+    dataset: str, keyed: BigQueryWriter, stream_writer: BigQueryWriter, bigquery: BigQueryResource
+) -> None:
+    with bigquery.get_client() as client:
+        client.query_and_wait(f"CREATE VIEW {dataset}.v AS SELECT 1 AS n, 'a' AS text")
+    for number, write in enumerate([keyed.append, keyed.replace]):
+        with pytest.raises(UnsupportedError, match="v is a view: write to a table"):
+            write(rows_of(1), f"{dataset}.v", key=f"{dataset} {number}")
+    with pytest.raises(UnsupportedError, match="v is a view"):
+        stream_writer.append(rows_of(1), f"{dataset}.v")
+
+
+def test_data_without_columns_empty_nothing(
+    dataset: str, keyed: BigQueryWriter, reader: BigQueryReader
+) -> None:
+    """An empty frame of a source that has failed is no table without rows."""
+    table = f"{dataset}.kept"
+    keyed.append(rows_of(1), table, key="rows")
+    for number, data in enumerate([pd.DataFrame(), pl.DataFrame(), rows_of(1).select([])]):
+        for write in (keyed.replace, keyed.append):
+            with pytest.raises(SchemaError, match="The data has no columns"):
+                write(data, table, key=f"{write.__name__} {number}")
+    assert reader.read(table).to_arrow().num_rows == 1
+
+
+def test_of_pieces_that_do_not_all_fit_nothing_is_written(
+    dataset: str, keyed: BigQueryWriter, reader: BigQueryReader
+) -> None:
+    """And the error does not say that something may have been."""
+    table = f"{dataset}.kept"
+    keyed.append(rows_of(1), table, key="rows")
+    pieces = [rows_of(2, 3), pa.table({"n": ["x"], "text": ["y"]})]
+    with pytest.raises(SchemaError, match=r"takes no Arrow string.* The 2 row.s. before it fit\.$"):
+        keyed.append(pieces, table, key="pieces")
+    assert numbers(reader, table) == [1]
 
 
 def test_several_streams_are_committed_together(
@@ -238,6 +287,30 @@ def test_a_prepared_write_whose_stream_is_gone_is_not_guessed(
     ledger.create(Key("write", f"key {dataset} second"), value)
     with pytest.raises(UnknownOutcomeError, match="cannot be known.*Look in the table"):
         once.append(rows_of(1), name, key=f"{dataset} second")
+    assert numbers(reader, name) == [1]
+
+
+def test_an_entry_that_was_set_to_half_a_value_is_named(
+    dataset: str, once: ExactlyOnceWriter, ledger: Ledger, reader: BigQueryReader
+) -> None:
+    name = f"{dataset}.t"
+    once.append(rows_of(1), name, key="first")
+    once.open(name, key="long").abandon()
+    for key, states in (("first", "prepared, committed"), ("long", "open, closing, closed")):
+        entry = ledger.get(Key("write", f"key {key}"))
+        assert entry is not None
+        write = once.open if key == "long" else partial(once.append, rows_of(1))
+        half: dict[str, Any] = {name: entry.value[name] for name in ("purpose", "state")}
+        for value, blame in (
+            ({"state": "committed"}, "lacks purpose, attempt, .*a whole new value"),
+            (half, "lacks attempt, stream.*, rows, "),
+            ({**entry.value, "state": "Committed"}, f"'Committed', which is none of {states}"),
+        ):
+            stands = ledger.get(entry.key)
+            assert stands is not None
+            ledger.compare_and_set(stands, value)
+            with pytest.raises(LedgerError, match=f"{entry.key.name} .*{blame}"):
+                write(name, key=key)
     assert numbers(reader, name) == [1]
 
 

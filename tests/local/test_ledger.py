@@ -293,7 +293,7 @@ def test_objects_of_writes_and_of_streams_have_folders_of_their_own(
     assert ledger.place(STREAM.name) == f"{staging}/streams/{STREAM.name}.json"
 
 
-@pytest.mark.parametrize("home", ["gs://", "a.b.c d", "", "s3://bucket", "`x`"])
+@pytest.mark.parametrize("home", ["gs://", "gs://../x", "a.b.c d", "", "s3://bucket", "`x`"])
 def test_a_home_that_is_none_is_refused(bigquery: BigQueryResource, home: str) -> None:
     with pytest.raises(ConfigurationError, match=r"gs://bucket/prefix"):
         ledger_at(bigquery, home)

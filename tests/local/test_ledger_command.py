@@ -89,6 +89,24 @@ def test_list_and_show(run: Run, ledger: Ledger) -> None:
         assert shown.returncode == 0
 
 
+def test_list_goes_on_past_what_it_cannot_read(
+    run: Run, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(ledger)
+    created(ledger, {"n": 0}, WRITE)
+    read = ledger.__class__._read
+
+    def spoilt(self: Ledger, name: str) -> tuple[str, str] | None:
+        return ("hello", "token") if name == WRITE.name else read(self, name)
+
+    monkeypatch.setattr(ledger.__class__, "_read", spoilt)
+    done = run("list")
+    assert done.returncode == 1
+    assert f"{WRITE.name}" in done.stderr
+    assert "was edited by hand" in done.stderr
+    assert STREAM.name in done.stdout
+
+
 def test_set_asks_and_compares_the_version(run: Run, ledger: Ledger) -> None:
     created(ledger)
     asked = ("set", "stream:orders", '{"n": 5}', "--version", "1")

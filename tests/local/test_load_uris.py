@@ -4,6 +4,7 @@ import datetime as dt
 import io
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import dagster_gcp
@@ -286,6 +287,12 @@ def test_what_is_no_such_file(
         (ConfigurationError, "'/tmp/x' is no file", "/tmp/x", {}),
         (ConfigurationError, "one \\* at most", f"{staging}/*/*", {}),
         (ConfigurationError, "No files", [], {}),
+        (ConfigurationError, "'gs://../a' is no file", "gs://../a", {}),
+        (ConfigurationError, "uris is NoneType", None, {}),
+        (ConfigurationError, "uris is PosixPath", Path("/tmp/x"), {}),
+        (ConfigurationError, "is no file", [[good]], {}),
+        (ConfigurationError, "schema is dict: pass a pyarrow.Schema", good, {"schema": {"n": int}}),
+        (ConfigurationError, "='1': .* lines", good, {"format": "csv", "skip_leading_rows": "1"}),
         (ConfigurationError, "format='orc'", good, {"format": "orc"}),
         (ConfigurationError, "operation='merge'", good, {"operation": "merge"}),
         (ConfigurationError, "lines of CSV files", good, {"skip_leading_rows": 1}),

@@ -1,5 +1,6 @@
 """A long append is seen checkpoint by checkpoint, and goes on where it was left."""
 
+import datetime as dt
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from dagster_bq_connector import BigQueryReader, BigQueryResource, ExactlyOnceWriter
 from dagster_bq_connector.errors import (
     FailedRowsError,
+    LedgerError,
     RefusedError,
     SchemaError,
     UnknownOutcomeError,
@@ -78,6 +80,8 @@ def test_a_closed_write_is_a_replay(
         with pytest.raises(RefusedError, match="is closed"):
             again.append(rows_of(2))
     assert (again.result.rows, again.result.replayed) == (1, True)
+    assert "dagster/column_schema" in write.result.to_metadata()
+    assert "dagster/column_schema" not in again.result.to_metadata()  # else it would be of none
     assert numbers(reader, name) == [1]
 
 
@@ -213,6 +217,28 @@ def test_a_write_that_cannot_be_closed_ends_its_call(
     assert calls() <= before
 
 
+def test_positions_are_what_the_next_attempt_reads(
+    dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
+) -> None:
+    name, key = f"{dataset}.t", f"{dataset} k"
+    write = writer.open(name, key=key)
+    for position in (object(), {1}, dt.datetime(2026, 8, 1), float("nan"), b"x"):
+        with pytest.raises(LedgerError, match="position of a checkpoint is no JSON.*isoformat"):
+            write.checkpoint(position)
+    write.append(rows_of(1))
+    with pytest.raises(LedgerError, match="keep the ledger in Cloud Storage"):
+        write.checkpoint("x" * 20_000)
+    offsets: dict[int, Any] = {7: (1, 2)}
+    write.checkpoint(offsets)
+    offsets[7] = (3, 4)
+    assert write.position == {"7": [1, 2]}
+    write.close()
+    assert writer.open(name, key=key).position == {"7": [1, 2]}
+    with pytest.raises(RefusedError, match="is closed, and its key is used up"):
+        write.append(rows_of(2))
+    assert numbers(reader, name) == [1]
+
+
 def test_a_bad_row_breaks_the_write_and_is_named(
     dataset: str, writer: ExactlyOnceWriter, reader: BigQueryReader
 ) -> None:
@@ -221,7 +247,7 @@ def test_a_bad_row_breaks_the_write_and_is_named(
     write.append(rows_of(1, 2))
     write.checkpoint(2)
     bad = pa.table({"n": pa.array([3, 2**70], pa.decimal128(30, 0))})
-    with pytest.raises(FailedRowsError) as caught:
+    with pytest.raises(FailedRowsError, match="2 row.s. were.* open the write again") as caught:
         write.append(bad)
     assert ([row.index for row in caught.value.rows], caught.value.written) == ([3], 2)
     with pytest.raises(RefusedError, match="broken"):

@@ -3,6 +3,7 @@
 import datetime as dt
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -17,7 +18,7 @@ from dagster_bq_connector import (
     DailyTable,
     ExactlyOnceWriter,
 )
-from dagster_bq_connector.errors import WriteKeyError
+from dagster_bq_connector.errors import FailedRowsError, WriteKeyError
 from dagster_bq_connector.metadata import MaterializedWrite
 
 FIRST_DAY = dt.date(2022, 1, 1)
@@ -80,6 +81,46 @@ def test_two_writes_to_one_table_need_keys(
 
     assert dg.materialize([twice], resources={"writer": keyed}).success
     assert (numbers(), numbers("other")) == ([1, 3, 4], [5])
+
+
+def test_a_step_may_mend_what_was_refused(
+    dataset: str, keyed: BigQueryWriter, numbers: Callable[..., list[int]]
+) -> None:
+    bad = pa.table({"n": pa.array([1, 2**63], pa.uint64())})
+    table = f"{dataset}.t"
+
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+    def mended(context: dg.AssetExecutionContext, writer: BigQueryWriter) -> None:
+        if not context.retry_number:
+            with pytest.raises(FailedRowsError):
+                writer.append(bad, table)
+            assert not writer.append(bad.slice(0, 1), table).replayed
+            raise RuntimeError("after the write")
+        assert writer.append(bad, table).replayed
+        with pytest.raises(WriteKeyError, match="already"):
+            writer.append(rows(2), table)
+
+    assert dg.materialize([mended], resources={"writer": keyed}).success
+    assert numbers() == [1]
+
+
+def test_a_step_may_open_a_long_write_again(
+    dataset: str, once: ExactlyOnceWriter, numbers: Callable[..., list[int]]
+) -> None:
+    @dg.asset
+    def long(writer: ExactlyOnceWriter) -> None:
+        for after in (None, 1):
+            with suppress(ConnectionError), writer.open(f"{dataset}.t") as write:
+                assert write.position == after
+                write.append(rows(1 if after is None else 2))
+                write.checkpoint(1 if after is None else 2)
+                if after is None:
+                    raise ConnectionError("of the source")
+        with pytest.raises(WriteKeyError, match="already"):
+            writer.open(f"{dataset}.t")
+
+    assert dg.materialize([long], resources={"writer": once}).success
+    assert numbers() == [1, 2]
 
 
 def test_steps_of_one_run_and_runs_of_one_step_are_other_writes(

@@ -113,6 +113,6 @@ def test_later_pieces_keep_their_own_types() -> None:
 def test_a_later_piece_that_does_not_fit_is_refused(
     kind: str, first: pa.Array, second: pa.Array
 ) -> None:
-    blame = f"'c' is {kind} and takes no Arrow.*The 1 rows before it may have been written"
+    blame = f"'c' is {kind} and takes no Arrow.*The 1 row.s. before it fit"
     with pytest.raises(SchemaError, match=blame):
         conformed(pieces(first, second), column(kind))

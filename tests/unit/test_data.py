@@ -48,10 +48,15 @@ def test_the_door_takes_every_form_of_rows() -> None:
         ({"a": [1]}, "dict holds no rows"),
         ([], "iterable is empty"),
         ([{"a": 1}], "holds dict objects"),
-        ([pa.table({"a": [1]}), pa.table({"b": [1]})], r"Piece 2 .* \['b'\].*The 1 rows before"),
+        ([None], "NoneType holds no rows"),
+        ([pa.table({"a": [1]}), None, pa.table({"a": [2]})], "Piece 2 .* NoneType holds no rows"),
+        (
+            [pa.table({"a": [1]}), pa.table({"b": [1]})],
+            r"Piece 2 .* \['b'\].*The 1 row.s. before it fit",
+        ),
         (
             [pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": ["x", 1]})],
-            "Piece 2 of the data: Column 'a' .* at row 1.*The 2 rows before it may have been",
+            "Piece 2 of the data: Column 'a' .* at row 1.*The 2 row.s. before it fit",
         ),
         (pl.Series("a", [1]), "Series cannot be read as Arrow"),
     ],

@@ -324,3 +324,22 @@ def test_many_keys_are_counted_in_one_go() -> None:
     text = f"writes {', '.join(names[:10])} and 4990 more of d.t"
     with pytest.raises(PartitionError, match=text):
         members.count(batch(region=["other"]), 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "given", "blame"),
+    [
+        ("d.t", "de", "partition keys are 'de': pass a list"),
+        ("d.t", 7, "partition keys are 7: pass a list"),
+        ("d.t", [7], "7 is no partition key of d.t"),
+        ("d.t", [None], "None is no partition key of d.t"),
+        ("d.t", [], "name at least one"),
+        ("d.t$20260801", ["2026-08-01"], r"t\$20260801 is one partition"),
+    ],
+)
+def test_keys_are_a_list_of_texts_of_a_whole_table(table: str, given: Any, blame: str) -> None:
+    """The letters of a text would be keys, and other partitions would lose rows."""
+    with pytest.raises(PartitionError, match=blame):
+        RowSlice.by_keys(table, "region", given)
+    with pytest.raises(PartitionError, match=blame):
+        DailyTable(table, column="day").for_keys(given)

@@ -22,8 +22,8 @@ def resources() -> dg.Definitions:
     )
     staging = os.environ.get("FLIGHTS_STAGING", "gs://flights-staging")
     loads = FileLoadsWriter(bigquery=bigquery, staging=staging, create_dataset=True)
-    once = ExactlyOnceWriter(bigquery=bigquery)
-    stream = DefaultStreamWriter(bigquery=bigquery)
+    once = ExactlyOnceWriter(bigquery=bigquery, create_dataset=True)
+    stream = DefaultStreamWriter(bigquery=bigquery, create_dataset=True)
     return dg.Definitions(
         resources={
             "bigquery": bigquery,
