@@ -24,6 +24,7 @@ from dagster_bq_connector.write_keys import give_back, place_of
 from dagster_bq_connector.writers import (
     BigQueryWriter,
     check_connections,
+    check_streamed,
     check_options,
     resolved,
 )
@@ -105,18 +106,21 @@ class ExactlyOnceWriter(BigQueryWriter):
             ```
         """
         check_options(options)
+        check_connections(self.connections)
         connected = Connected.to(self.bigquery)
-        identity = self._key(connected, "append", table, key)
         target = resolved(connected, table)
+        ref = target if isinstance(target, TableRef) else target.table
+        check_streamed(ref)
+        identity = self._key(connected, "append", table, key)
 
         def prepare(batches: Batches) -> tuple[EnsuredTable, Check | None]:
             ensured, checked = self._streamed(connected, batches, table, options)
             return ensured, checked.check if checked else None
 
-        ref = target if isinstance(target, TableRef) else target.table
         progress = Progress(f"Appending to {ref}", log())
         place = Place(ref, place_of(target), prepare)
-        ledger = self._open_ledger(connected, None)
+        location = connected.location or connected.admin.location(ref)
+        ledger = self._open_ledger(connected, location)
         return OpenWrite(self._sending(connected, progress), ledger, place, identity)
 
     def _key(

@@ -148,6 +148,7 @@ class FileLoadsWriter(BigQueryWriter):
     ) -> WriteResult:
         batches, client = open_data(data), self._storage(connected)
         staging = Staging(client, self.staging, key.attempt, connected.deadline)
+        staging.check(connected.location)  # before a table is made
         targets = self._targets(connected, batches, table, options, operation)
         settings = self._settings(connected, targets, key, operation)
         with Progress(f"Loading into {targets.table}", log()) as progress:

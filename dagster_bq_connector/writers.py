@@ -239,11 +239,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
         """
         slice_, address = (table, table.table) if isinstance(table, Slice) else (None, table)
         ref = connected.resolve(address)
-        if ref.partition:
-            raise UnsupportedError(
-                f"BigQuery chooses the partition of a row that is streamed: append to "
-                f"{ref.at(None)}, or write {ref} with FileLoadsWriter."
-            )
+        check_streamed(ref)
         if slice_:
             check_streamable(slice_)
         layout = slice_.options if slice_ else None
@@ -348,6 +344,19 @@ def _given_back(key: WriteKey) -> Generator[None]:
     except (FailedRowsError, PartitionError, SchemaError):
         give_back(key)
         raise
+
+
+def check_streamed(ref: TableRef) -> None:
+    """Refuse a partition as what rows are streamed to.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    if ref.partition:
+        raise UnsupportedError(
+            f"BigQuery chooses the partition of a row that is streamed: append to {ref.at(None)}, "
+            f"or write {ref} with FileLoadsWriter."
+        )
 
 
 def check_connections(connections: int) -> None:

@@ -115,6 +115,20 @@ class TableAdmin:
         except REST_ERRORS as error:
             raise explain(error, f"Table {ref}", self._client.location) from error
 
+    def location(self, ref: TableRef) -> str | None:
+        """Where a table's dataset is; None when it is not there yet, or may not be seen.
+
+        Raises:
+            ConnectorError: It cannot be looked up.
+        """
+        dataset = bigquery.DatasetReference(ref.to_api().project, ref.dataset)
+        try:
+            return str(self._client.get_dataset(dataset, **self._options).location)
+        except REST_ERRORS as error:
+            if classify(error) in (Fault.DATASET_MISSING, Fault.DENIED):
+                return None
+            raise explain(error, f"Dataset {ref.project}.{ref.dataset}") from error
+
     def draft(
         self,
         ref: TableRef,

@@ -115,7 +115,7 @@ def append(
         SchemaError, FailedRowsError, PartitionError: The rows do not fit. Nothing is visible.
         WriteKeyError: The key was used for something else. Nothing is visible.
         UnknownOutcomeError: Whether the rows are there cannot be known.
-        LedgerError: The ledger cannot be used. Nothing is visible.
+        LedgerError: The ledger cannot be used. Nothing is visible, or the next try finds it so.
         ConnectorError: The append failed. Nothing is visible, or the next try makes it so.
     """
     purpose = purpose_of(place, "append", data.schema.names)

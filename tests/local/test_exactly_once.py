@@ -192,7 +192,7 @@ def test_data_without_columns_empty_nothing(
 ) -> None:
     """An empty frame of a source that has failed is no table without rows."""
     table = f"{dataset}.kept"
-    keyed.append(rows_of(1), table, key="rows")
+    keyed.append(rows_of(1), table, key=f"{dataset} rows")
     for number, data in enumerate([pd.DataFrame(), pl.DataFrame(), rows_of(1).select([])]):
         for write in (keyed.replace, keyed.append):
             with pytest.raises(SchemaError, match="The data has no columns"):
@@ -208,7 +208,7 @@ def test_of_pieces_that_do_not_all_fit_nothing_is_written(
     keyed.append(rows_of(1), table, key="rows")
     pieces = [rows_of(2, 3), pa.table({"n": ["x"], "text": ["y"]})]
     with pytest.raises(SchemaError, match=r"takes no Arrow string.* The 2 row.s. before it fit\.$"):
-        keyed.append(pieces, table, key="pieces")
+        keyed.append(pieces, table, key=f"{dataset} pieces")
     assert numbers(reader, table) == [1]
 
 

@@ -6,14 +6,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.api_core.exceptions import NotFound
+from google.cloud import bigquery as google
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource, ExactlyOnceWriter
 from dagster_bq_connector.errors import (
+    ConfigurationError,
     FailedRowsError,
     LedgerError,
     RefusedError,
     SchemaError,
     UnknownOutcomeError,
+    UnsupportedError,
     WriteKeyError,
 )
 from dagster_bq_connector.ledger import BigQueryLedger, Key
@@ -50,6 +54,33 @@ def test_rows_are_seen_after_each_checkpoint(
     assert numbers(reader, name) == [1, 2, 3, 4]
     assert (write.result.rows, write.result.replayed) == (4, False)
     assert write.result.to_metadata()["dagster/row_count"] == 4
+
+
+def test_what_cannot_be_streamed_is_refused_before_the_first_row(
+    dataset: str, bigquery: BigQueryResource, writer: ExactlyOnceWriter
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"append to .*\.t, or write .* FileLoadsWriter"):
+        writer.open(f"{dataset}.t$20260801", key=f"{dataset} k")
+    many = ExactlyOnceWriter(bigquery=bigquery, ledger=writer.ledger, connections=1_000)
+    with pytest.raises(ConfigurationError, match="connections=1000"):
+        many.open(f"{dataset}.t", key=f"{dataset} k")
+    with bigquery.get_client() as client, pytest.raises(NotFound):
+        client.get_dataset(writer.ledger)
+
+
+def test_a_ledger_is_made_where_the_table_is(
+    dataset: str, fields: dict[str, Any], bigquery: BigQueryResource
+) -> None:
+    with bigquery.get_client() as client:
+        there = google.Dataset(f"{client.project}.{dataset}_eu")
+        there.location = "EU"
+        client.create_dataset(there)
+        anywhere = BigQueryResource(**{**fields, "location": None})
+        ledger = f"{dataset}_ledger"
+        writer = ExactlyOnceWriter(bigquery=anywhere, ledger=ledger)
+        with writer.open(f"{dataset}_eu.t", key=f"{dataset} k") as write:
+            write.append(rows_of(1))
+        assert client.get_dataset(ledger).location == "EU"
 
 
 def test_each_append_may_have_its_columns_in_another_order(

@@ -306,6 +306,8 @@ def test_a_staging_address_that_cannot_be_used(
         wrong = FileLoadsWriter(bigquery=bigquery, staging=address)
         with pytest.raises(ConfigurationError, match="write gs://bucket"):
             wrong.replace(rows_of(DAYS[0]), f"{dataset}.t")
+    with bigquery.get_client() as client:
+        assert list(client.list_tables(dataset)) == []
 
 
 def test_times_and_nested_columns_travel_by_file(
