@@ -24,8 +24,8 @@ from dagster_bq_connector.write_keys import give_back, place_of
 from dagster_bq_connector.writers import (
     BigQueryWriter,
     check_connections,
-    check_streamed,
     check_options,
+    check_streamed,
     resolved,
 )
 
