@@ -12,6 +12,8 @@ from typing import Any
 import grpc
 import hypothesis
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from dagster_bq_connector import (
     BigQueryReader,
@@ -67,6 +69,25 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             for column in sorted(layouts)
         ]
         terminalreporter.write_line(f"{kind:10}" + "".join(f"{text:30}" for text in texts))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_reading_of_migrations() -> Iterator[None]:
+    """Each instance of Dagster has new databases, and reads all its migrations for each of them.
+
+    Here they are read once.
+    """
+    read, known = ScriptDirectory.from_config, dict[str | None, ScriptDirectory]()
+
+    def from_config(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in known:
+            known[place] = read(config)
+        return known[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", from_config)
+        yield
 
 
 @pytest.fixture(scope="session")

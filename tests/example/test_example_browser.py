@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from flights import source
+from flights.demo import WEEK
 
 pytestmark = [
     pytest.mark.browser,
@@ -92,6 +94,7 @@ class Demo:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """What `make demo` starts."""
     folder, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex
+    (folder / "notes.txt").write_text("of somebody else")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -248,6 +251,22 @@ def test_materialize_one_partition_in_the_page(demo: Demo, page: Page) -> None:
         page.until_shown("Latest materialization\n", DAY, "flight_date\nDATE")
         page.until_shown(f"\n{rows}\n")
         page.screenshot("6-overview")
+
+
+def test_every_row_of_every_table_is_read_back(demo: Demo) -> None:
+    printed = demo.log.read_text(errors="replace")
+    lines = r"^  (\w+): ([\d,]+) rows went in, ([\d,]+) came out: (.*)$"
+    said = {name: rest for name, *rest in re.findall(lines, printed, re.M)}
+    expected = {"flights": source.flights_of(WEEK).num_rows} | {
+        name: source.table(name).num_rows for name in ("weather", "planes", "airports", "airlines")
+    }
+    assert said == {
+        name: [f"{rows:,}", f"{rows:,}", "all read back"] for name, rows in expected.items()
+    }
+    before_the_page = printed.partition(demo.url)[0]
+    assert "Traceback" not in before_the_page
+    assert "WARNING" not in before_the_page
+    assert (demo.log.parent / "notes.txt").exists(), "the demo removed a file that is not its own"
 
 
 def test_ctrl_c_ends_the_demo_and_all_that_it_started(demo: Demo) -> None:

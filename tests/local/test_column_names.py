@@ -80,3 +80,17 @@ def test_the_table_keeps_the_case_of_its_names(
         client.create_table(google.Table(f"{client.project}.{dataset}.t", schema=fields))
     stream_writer.append(pa.table({"orderid": [1], "ÜNIT": ["a"]}), f"{dataset}.t")
     assert reader.read(f"{dataset}.t").to_arrow().to_pylist() == [{"OrderId": 1, "Ünit": "a"}]
+
+
+def test_names_that_a_change_of_case_would_make_one(
+    dataset: str,
+    stream_writer: DefaultStreamWriter,
+    load_writer: FileLoadsWriter,
+    reader: BigQueryReader,
+) -> None:
+    """Public failure case 47: no name is changed, so FirstName and First_Name do not collide."""
+    rows = pa.table({"FirstName": ["a"], "First_Name": ["b"], "first name": ["c"]})
+    for writer in (stream_writer, load_writer):
+        name = f"{dataset}.{type(writer).__name__}"
+        writer.append(rows, name)
+        assert reader.read(name).to_arrow().to_pylist() == rows.to_pylist()

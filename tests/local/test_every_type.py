@@ -10,7 +10,12 @@ from google.cloud.bigquery import SchemaField
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStreamWriter
+from dagster_bq_connector import (
+    BigQueryReader,
+    BigQueryResource,
+    BigQueryWriter,
+    DefaultStreamWriter,
+)
 from dagster_bq_connector.errors import FailedRowsError
 from dagster_bq_connector.schema.types import table_fields
 from support.every_type import EVERY_TYPE, multiset, tables
@@ -105,3 +110,23 @@ def test_polars_reads_datetimes_and_text(
     for frame in (read.to_polars(), pl.DataFrame(read)):
         assert frame.schema == pl.Schema(wanted)
     assert read.schema.field("doc").metadata == {b"ARROW:extension:name": b"google:sqlType:json"}
+
+
+@pytest.mark.parametrize("kind", ["stream_writer", "load_writer"])
+def test_a_fraction_of_a_second_keeps_its_leading_zeros(
+    dataset: str, reader: BigQueryReader, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Public failure case 33: 1700000000004567 microseconds are 22:13:20.004567, not .4567."""
+    writer: BigQueryWriter = request.getfixturevalue(kind)
+    micros = pa.array([1700000000004567, -1, 1], pa.int64())
+    rows = pa.table(
+        {"at": micros.cast(pa.timestamp("us", "UTC")), "local": micros.cast(pa.timestamp("us"))}
+    )
+    writer.append(rows, f"{dataset}.t")
+    found = reader.read(f"{dataset}.t", where="at > '2023-11-14'").to_arrow()
+    assert [str(found[name][0]) for name in ("at", "local")] == [
+        "2023-11-14 22:13:20.004567+00:00",
+        "2023-11-14 22:13:20.004567",
+    ]
+    everything = reader.read(f"{dataset}.t").to_arrow().sort_by("at")
+    assert everything["at"].cast(pa.int64()).to_pylist() == sorted(micros.to_pylist())

@@ -186,6 +186,7 @@ def test_what_the_service_says_of_tables_that_take_no_delete(
     monkeypatch: pytest.MonkeyPatch,
     said: str,
 ) -> None:
+    """Public failure case 29: rows that were just streamed, which a transaction does not change."""
     name = f"{dataset}.t"
     load_writer.replace(rows_of(("de", 1)), name)
     script = f"BEGIN TRANSACTION; RAISE USING MESSAGE = '{said}'; COMMIT TRANSACTION;"

@@ -24,7 +24,8 @@ from dagster_bq_connector.write import own_stream, streams
 from dagster_bq_connector.write.exactly_once import Sending
 from dagster_bq_connector.write.piece import Piece
 from dagster_bq_connector.write.streams import Type
-from support.fault_schedule import GRPC_CALL, STREAM_STATE, Schedule
+from support.fault_schedule import GRPC_CALL, SCHEMA_LAG, STREAM_STATE, Schedule
+from support.fault_schedule import LOST as ACKNOWLEDGEMENT_LOST
 from support.fault_server import FaultServer, call_of
 from support.http_proxy import LOST, PASSED, Call, HttpProxy, Verdict
 from support.slices import content, rows_of
@@ -77,6 +78,42 @@ def test_a_stream_that_takes_no_more_rows_ends_the_attempt_and_not_the_write(
     assert not once.append(pieces(), name, key=f"{dataset} k").replayed
     assert content(reader, name) == ROWS
     assert server.fired.faults[STREAM_STATE] == 1
+
+
+def test_rows_whose_acknowledgement_is_lost_are_there_once_if_that_was_asked_for(
+    dataset: str, once: ExactlyOnceWriter, server: FaultServer, reader: BigQueryReader
+) -> None:
+    """Public failure case 13: the server stores a request, and its answer is lost."""
+    server.schedule = Script(AppendRows=[None, ACKNOWLEDGEMENT_LOST])
+    once.append(pieces(), f"{dataset}.once", key=f"{dataset} k")
+    server.schedule = Script(AppendRows=[None, ACKNOWLEDGEMENT_LOST])
+    DefaultStreamWriter(bigquery=once.bigquery).append(pieces(), f"{dataset}.at_least_once")
+    assert server.fired.faults[ACKNOWLEDGEMENT_LOST] == 2
+    assert content(reader, f"{dataset}.once") == ROWS
+    found = content(reader, f"{dataset}.at_least_once")
+    assert set(found) == set(ROWS)
+    assert len(found) > len(ROWS)
+
+
+@pytest.mark.parametrize("kind", ["once", "stream"])
+def test_servers_that_know_a_column_and_servers_that_do_not(
+    dataset: str,
+    once: ExactlyOnceWriter,
+    server: FaultServer,
+    bigquery: BigQueryResource,
+    reader: BigQueryReader,
+    kind: str,
+) -> None:
+    """Public failure case 50: for seconds after a change, every other request is refused."""
+    name = f"{dataset}.t"
+    writer = once if kind == "once" else DefaultStreamWriter(bigquery=once.bigquery)
+    with bigquery.get_client() as client:
+        client.query_and_wait(f"CREATE TABLE {name} (region STRING)")
+        client.query_and_wait(f"ALTER TABLE {name} ADD COLUMN n INT64")
+    server.schedule = Script(AppendRows=[None, SCHEMA_LAG, None, SCHEMA_LAG])
+    writer.append(pieces(), name, key=f"{dataset} k" if kind == "once" else None)
+    assert server.fired.faults[SCHEMA_LAG] == 2
+    assert content(reader, name) == ROWS
 
 
 def test_a_default_stream_is_never_over(
