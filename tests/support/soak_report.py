@@ -12,11 +12,12 @@ Written by `make soak`. Everything ran against servers on this machine, nothing 
 """
 
 
-def write_section(title: str, seed: int, seconds: float, text: str) -> None:
+def write_section(title: str, seed: int | None, seconds: float, text: str) -> None:
     """Put a section in the place of the one with its title, or at the end."""
     run = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
-    when = f"Commit {commit}, {datetime.now(UTC):%Y-%m-%d}, seed {seed}, {seconds:.0f} s."
+    seeded = f"seed {seed}, " if seed is not None else ""
+    when = f"Commit {commit}, {datetime.now(UTC):%Y-%m-%d}, {seeded}{seconds:.0f} s."
     section = f"## {title}\n\n{when}\n\n{text.strip()}\n"
     found = REPORT.read_text() if REPORT.exists() else HEAD
     head, *sections = re.split(r"(?m)^(?=## )", found)
