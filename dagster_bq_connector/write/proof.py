@@ -118,7 +118,8 @@ class Provers:
         """The jobs of an earlier attempt, when all of them have succeeded.
 
         Raises:
-            RefusedError: The columns of the table were others then, and the write is done in part.
+            RefusedError: The columns of the table were others then, and the write is done in part;
+                or a load brought other rows than were staged.
         """
         proofs = self._proofs([target.id for target in targets.targets])
         # The jobs of a write are inserted in their order.
@@ -234,8 +235,7 @@ class Provers:
             self._check_purpose(job)
             ours = job.labels.get(ATTEMPT) == self.settings.key.attempt
             if ours or job.error_result is None:
-                rows = work.rows if ours else None  # those of another attempt are not known
-                return _Try(work, Running(job_id, job, work.what, rows), ours, number)
+                return _Try(work, Running(job_id, job, work.what, _staged(job)), ours, number)
             number += 1
 
     def _insert(self, work: Work, job_id: str, labels: Mapping[str, str]) -> Job:
@@ -252,7 +252,9 @@ class Provers:
             job = self._standing(name)
             if job is None or job.state != "DONE":
                 return None
-            proofs.append(Proof(str(job.job_id), _rows(job), True))
+            job_id = str(job.job_id)
+            check_rows(Running(job_id, job, "The load of an earlier attempt", _staged(job)))
+            proofs.append(Proof(job_id, _rows(job), True))
         return proofs
 
     def _first(self, name: str) -> Job | None:
@@ -285,10 +287,15 @@ class Provers:
             raise other_purpose(self.settings.key, f"job {job.job_id}")
 
 
+def _staged(job: Job) -> int | None:
+    """How many rows the attempt that inserted a job had for it, if that is known."""
+    return int(job.labels[ROWS]) if ROWS in job.labels else None
+
+
 def _rows(job: Job) -> int:
     """How many rows a job wrote: by its label, else by what BigQuery says of a load."""
-    if ROWS in job.labels:
-        return int(job.labels[ROWS])
+    if (staged := _staged(job)) is not None:
+        return staged
     return int(job.output_rows or 0) if isinstance(job, bigquery.LoadJob) else 0
 
 

@@ -339,6 +339,16 @@ def test_a_job_that_failed_for_good_is_not_run_again(
     assert len(failed.jobs) == 1
 
 
+def test_a_load_of_other_rows_than_were_staged_is_no_success_later(
+    dataset: str, load_writer: FileLoadsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = property(lambda self: 499)
+    monkeypatch.setattr(google.LoadJob, "output_rows", rows)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="loaded 499 rows of 500 staged"):
+            load_writer.append(rows_of(DAYS[0]), f"{dataset}.t", key=f"{dataset} fewer")
+
+
 def test_a_pace_that_uses_up_the_day_is_told(
     dataset: str, load_writer: FileLoadsWriter, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
