@@ -90,6 +90,10 @@ class UnreachableError(ConnectorError):
     """No answer within the deadline. The last failure is the cause of this error."""
 
 
+class OrderBreakError(ConnectorError):
+    """The order of a change stream's source is lost. Nothing of the plan was applied."""
+
+
 class LedgerError(ConnectorError):
     """An entry of the ledger that cannot be kept, read or changed as it was asked for."""
 

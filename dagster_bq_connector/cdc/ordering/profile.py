@@ -1,0 +1,118 @@
+"""What every ordering profile does: from a source's coordinates to `_CHANGE_SEQUENCE_NUMBER`."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_bq_connector.cdc.event import Events, FailedEvent, Mask
+
+State: TypeAlias = Mapping[str, Any]  # JSON, in the ledger entry of the stream
+Unsigned: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint64]]"
+
+_compute: Any = pc  # its stubs know a part of what it takes
+_DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_NUMBER = r"^(?:0|[1-9][0-9]{0,19})$"
+_MAXIMUM = "18446744073709551615"
+
+
+class OrderingProfile(abc.ABC):
+    """The rule that turns source coordinates into a sequence, and notices when order is lost."""
+
+    @property
+    @abc.abstractmethod
+    def coordinates(self) -> pa.Schema:
+        """What it needs of the envelope: dotted paths, as `source.lsn`, all of them strings.
+
+        A JSON number is the text of its digits; what is null or absent is null.
+        """
+
+    @abc.abstractmethod
+    def sequences(self, changes: pa.RecordBatch) -> tuple[pa.Array[Any], list[FailedEvent]]:
+        """Give each change its place in the order of the source.
+
+        Args:
+            changes: As in `Events.changes`.
+
+        Returns:
+            Strings of one to four sections of 16 digits, null for changes that failed; and those.
+        """
+
+    @abc.abstractmethod
+    def advance(self, state: State, events: Events) -> State:
+        """Take note of changes, before they are applied.
+
+        Args:
+            state: What the last call returned; empty at the beginning.
+            events: Changes, in the order of their arrival.
+
+        Returns:
+            The new state: JSON that does not grow.
+
+        Raises:
+            OrderBreakError: The source's order is lost: what is seen is more than a redelivery.
+        """
+
+    @abc.abstractmethod
+    def acknowledge(self, state: State) -> State:
+        """The state after an operator has dealt with a break: it lets the stream go on."""
+
+
+def unsigned(texts: Any) -> tuple[Unsigned, Mask]:
+    """Unsigned 64-bit decimals as numbers.
+
+    Args:
+        texts: Strings; nulls among them.
+
+    Returns:
+        The numbers, and where they are right; a wrong one, and a null, is 0.
+    """
+    right = _compute.match_substring_regex(texts, _NUMBER)
+    long = _compute.greater(_compute.binary_length(texts), len(_MAXIMUM) - 1)
+    if _compute.any(long).as_py():  # 20 digits: as many as the maximum, which texts can be put to
+        right = _compute.and_(
+            right, _compute.or_(_compute.invert(long), _compute.less_equal(texts, _MAXIMUM))
+        )
+    right = _compute.fill_null(right, False)
+    numbers = _compute.if_else(right, texts, "0").cast(pa.uint64())
+    return numbers.to_numpy(), right.to_numpy(zero_copy_only=False)
+
+
+def sequence_texts(sections: Sequence[Unsigned], right: Mask) -> pa.Array[Any]:
+    """Sections as text: 16 uppercase digits each, with a slash between; null where not `right`."""
+    count, width = len(right), 17 * len(sections) - 1
+    text = np.full((count, width), ord("/"), np.uint8)
+    for place, section in enumerate(sections):
+        octets = section.astype(">u8").view(np.uint8).reshape(count, 8)
+        text[:, place * 17 : place * 17 + 16 : 2] = _DIGITS[octets >> 4]
+        text[:, place * 17 + 1 : place * 17 + 16 : 2] = _DIGITS[octets & 15]
+    valid = None if right.all() else pa.py_buffer(np.packbits(right, bitorder="little"))
+    offsets = np.arange(0, count * width + 1, width, dtype=np.int32)
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
+
+
+def field_values(changes: pa.RecordBatch, path: str) -> Any:
+    """The values of one coordinate."""
+    return changes.column("coordinates").field(path)
+
+
+def failures(
+    changes: pa.RecordBatch, wrong: Mask, path: str, texts: Any, reason: str
+) -> list[FailedEvent]:
+    """The changes that fail for what one coordinate is."""
+    rows = np.flatnonzero(wrong)
+    if not len(rows):
+        return []
+    taken = pa.array(rows)
+    messages = changes.column("message").take(taken).to_pylist()
+    values = texts.take(taken).to_pylist()
+    return [
+        FailedEvent(message, path, f"{'null' if value is None else value} {reason}")
+        for message, value in zip(messages, values, strict=True)
+    ]
