@@ -5,13 +5,14 @@ Runs all, or those that are named, and writes RESULTS.md when it ran all.
 
 import sys
 
-from benchmarks import append, io_manager, protobuf, read, write
+from benchmarks import append, cdc, io_manager, protobuf, read, write
 from benchmarks.report import Report
 
 PATHS = {
     "append": append,
     "protobuf": protobuf,
     "read": read,
+    "cdc": cdc,
     "io_manager": io_manager,
     "write": write,
 }

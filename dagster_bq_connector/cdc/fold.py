@@ -34,7 +34,7 @@ def fold(keys: pa.Array[Any], tables: pa.Array[Any], sequences: pa.Array[Any]) -
     last = np.full(int(codes.max()) + 1, -1, np.int64)
     order = _order(sequences)
     # Of several values assigned to one place, the last one stays.
-    last[codes if order is None else codes[order]] = np.arange(len(keys)) if order is None else order
+    last[codes[order]] = order
     return np.sort(last[last >= 0])
 
 
@@ -43,12 +43,13 @@ def _codes(values: Any) -> Indices:
     return encoded.indices.cast(pa.int64()).to_numpy()
 
 
-def _order(sequences: Any) -> Indices | None:
-    """A stable order by sequence; None when they stand in it already."""
-    if len(sequences) < 2 or _compute.all(
-        _compute.less_equal(sequences[:-1], sequences[1:])
-    ).as_py():
-        return None
+def _order(sequences: Any) -> Indices:
+    """The order by sequence, and of arrival among equals."""
+    if (
+        len(sequences) < 2
+        or _compute.all(_compute.less_equal(sequences[:-1], sequences[1:])).as_py()
+    ):
+        return np.arange(len(sequences))
     sections = _sections(sequences)
     if sections is None:
         return _compute.array_sort_indices(sequences).to_numpy().astype(np.int64)

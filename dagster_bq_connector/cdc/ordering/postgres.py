@@ -129,11 +129,10 @@ class _Pair:
 
     @classmethod
     def of(cls, changes: pa.RecordBatch) -> _Pair:
-        texts = field_values(changes, _SEQUENCE)
-        found = _compute.extract_regex(texts, _PAIR)
+        found = _compute.extract_regex(field_values(changes, _SEQUENCE), _PAIR)
         matched = found.is_valid().to_numpy(zero_copy_only=False)
         first, second = found.flatten()
-        absent = _compute.equal(_compute.fill_null(first, ""), "").to_numpy(zero_copy_only=False)
+        absent = _compute.fill_null(_compute.equal(first, ""), True).to_numpy(zero_copy_only=False)
         committed, first_right = _lsns(first)
         current, second_right = _lsns(second)
         return cls(committed, current, matched & (first_right | absent) & second_right)
@@ -142,11 +141,10 @@ class _Pair:
 def _lsns(texts: Any) -> tuple[Unsigned, Mask]:
     """LSNs as numbers, and where they are right. Above 2**63 they may be printed as negative."""
     values, right = unsigned(texts)
-    rows: Indices = np.flatnonzero(
-        _compute.fill_null(_compute.match_substring_regex(texts, _SIGNED), False).to_numpy(
-            zero_copy_only=False
-        )
-    )
+    if right.all():
+        return values, right
+    signed = _compute.fill_null(_compute.match_substring_regex(texts, _SIGNED), False)
+    rows: Indices = np.flatnonzero(signed.to_numpy(zero_copy_only=False))
     if len(rows):
         magnitudes = _compute.utf8_ltrim(texts.take(pa.array(rows)), characters="-")
         sizes, _ = unsigned(magnitudes)

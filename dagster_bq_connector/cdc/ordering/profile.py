@@ -17,7 +17,6 @@ Unsigned: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint64]]"
 
 _compute: Any = pc  # its stubs know a part of what it takes
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-_NUMBER = r"^(?:0|[1-9][0-9]{0,19})$"
 _MAXIMUM = "18446744073709551615"
 
 
@@ -72,15 +71,21 @@ def unsigned(texts: Any) -> tuple[Unsigned, Mask]:
     Returns:
         The numbers, and where they are right; a wrong one, and a null, is 0.
     """
-    right = _compute.match_substring_regex(texts, _NUMBER)
-    long = _compute.greater(_compute.binary_length(texts), len(_MAXIMUM) - 1)
-    if _compute.any(long).as_py():  # 20 digits: as many as the maximum, which texts can be put to
-        right = _compute.and_(
-            right, _compute.or_(_compute.invert(long), _compute.less_equal(texts, _MAXIMUM))
+    right = _compute.ascii_is_decimal(texts)
+    lengths = _compute.binary_length(texts)
+    if _compute.any(_compute.starts_with(texts, "0")).as_py():
+        zeros = _compute.and_(_compute.starts_with(texts, "0"), _compute.greater(lengths, 1))
+        right = _compute.and_(right, _compute.invert(zeros))
+    if (_compute.max(lengths).as_py() or 0) >= len(_MAXIMUM):
+        # Of as many digits as the maximum, texts compare as numbers do.
+        fits = _compute.and_(
+            _compute.equal(lengths, len(_MAXIMUM)), _compute.less_equal(texts, _MAXIMUM)
         )
+        right = _compute.and_(right, _compute.or_(_compute.less(lengths, len(_MAXIMUM)), fits))
     right = _compute.fill_null(right, False)
-    numbers = _compute.if_else(right, texts, "0").cast(pa.uint64())
-    return numbers.to_numpy(), right.to_numpy(zero_copy_only=False)
+    found = right.to_numpy(zero_copy_only=False)
+    digits = texts if found.all() else _compute.if_else(right, texts, "0")
+    return digits.cast(pa.uint64()).to_numpy(), found
 
 
 def sequence_texts(sections: Sequence[Unsigned], right: Mask) -> pa.Array[Any]:
@@ -99,7 +104,8 @@ def sequence_texts(sections: Sequence[Unsigned], right: Mask) -> pa.Array[Any]:
 
 def field_values(changes: pa.RecordBatch, path: str) -> Any:
     """The values of one coordinate."""
-    return changes.column("coordinates").field(path)
+    coordinates: Any = changes.column("coordinates")
+    return coordinates.field(path)
 
 
 def failures(
@@ -109,8 +115,8 @@ def failures(
     rows = np.flatnonzero(wrong)
     if not len(rows):
         return []
-    taken = pa.array(rows)
-    messages = changes.column("message").take(taken).to_pylist()
+    taken = pa.array(rows, pa.int64())
+    messages: list[Any] = changes.column("message").take(taken).to_pylist()
     values = texts.take(taken).to_pylist()
     return [
         FailedEvent(message, path, f"{'null' if value is None else value} {reason}")

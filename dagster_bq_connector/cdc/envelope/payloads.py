@@ -1,0 +1,153 @@
+"""Where the payload of each message lies, below the schema that may stand before it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_bq_connector.cdc.envelope.connect import Meaning
+from dagster_bq_connector.cdc.event import Indices
+
+NO_SCHEMA = -1
+
+_compute: Any = pc  # its stubs know a part of what it takes
+_EMBEDDED = r'^\s*\{\s*"(?:schema|payload)"\s*:'
+_BEFORE_PAYLOAD = re.compile(rb'"payload"\s*:\s*\Z')
+# As many schemas are kept. Each is some kilobytes of JSON; a stream has one or two a table.
+_MOST = 2_000
+# As many are looked for in a batch by comparing all of its messages with each. Should every
+# message have a schema of its own, the others are parsed one by one.
+_MOST_IN_BATCH = 256
+
+
+class _Embedded(msgspec.Struct):
+    schema: msgspec.Raw
+    payload: msgspec.Raw
+
+
+_embedded = msgspec.json.Decoder(_Embedded)
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """The payloads of a column of messages.
+
+    Attributes:
+        data: The column's bytes.
+        starts: Where in them each payload starts.
+        stops: And where it stops. A null has no bytes.
+        schemas: Of each payload the place of its schema in `meanings`, or NO_SCHEMA.
+        meanings: The schemas that occur.
+    """
+
+    data: memoryview
+    starts: Indices
+    stops: Indices
+    schemas: Indices
+    meanings: list[Meaning]
+
+    def slices(self, indices: Indices) -> list[bytes]:
+        """The bytes of some of them.
+
+        Copies: views would be followed by Python's garbage collector, which costs more.
+        """
+        data = self.data
+        bounds = zip(self.starts[indices].tolist(), self.stops[indices].tolist(), strict=True)
+        return [data[start:stop].tobytes() for start, stop in bounds]
+
+
+class SchemaCache:
+    """Finds payloads, and parses each schema but once.
+
+    The schema stands before its payload in most messages, and with the same bytes in all messages
+    of a table, until the table changes: so a schema is known by the bytes before the payload.
+    Parsing it each time takes thirty times as long as the payload.
+    """
+
+    def __init__(self) -> None:
+        self._meanings: dict[bytes, Meaning] = {}
+        self._sizes: set[int] = set()
+
+    def payloads(self, values: pa.Array[Any]) -> Payloads:
+        """Find the payloads of binary values. What is no JSON is its own payload."""
+        _, offsets, data = values.buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
+        starts, stops = bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
+        found = Payloads(
+            memoryview(data if data is not None else b""),
+            starts,
+            stops,
+            np.full(len(values), NO_SCHEMA, np.int64),
+            [],
+        )
+        left = _compute.match_substring_regex(values, _EMBEDDED)
+        left = np.flatnonzero(_compute.fill_null(left, False).to_numpy(zero_copy_only=False))
+        for _ in range(_MOST_IN_BATCH):
+            if not len(left):
+                break
+            left = self._find(values, found, left)
+        for index in left.tolist():
+            self._parse(found, index, keep=False)
+        return found
+
+    def _find(self, values: Any, found: Payloads, left: Indices) -> Indices:
+        """Find all payloads below the schema of the first message that is left."""
+        first = int(left[0])
+        value = bytes(found.data[found.starts[first] : found.stops[first]])
+        prefix = self._known(value) or self._parse(found, first, keep=True)
+        if prefix is None:
+            return left[1:]
+        candidates = values if len(left) == len(values) else values.take(pa.array(left))
+        same = _compute.starts_with(candidates, prefix)
+        same = _compute.and_(same, _compute.ends_with(candidates, b"}"))
+        same = same.to_numpy(zero_copy_only=False)
+        rows = left[same]
+        found.starts[rows] += len(prefix)
+        found.stops[rows] -= 1
+        found.schemas[rows] = len(found.meanings)
+        found.meanings.append(self._meanings[prefix])
+        return left[~same] if same[0] else left[1:]
+
+    def _known(self, value: bytes) -> bytes | None:
+        if value.endswith(b"}"):
+            for size in self._sizes:
+                if (prefix := value[:size]) in self._meanings:
+                    return prefix
+        return None
+
+    def _parse(self, found: Payloads, index: int, keep: bool) -> bytes | None:
+        """Parse one message. Its prefix, if messages like it are known by one."""
+        value = bytes(found.data[found.starts[index] : found.stops[index]])
+        try:
+            message = _embedded.decode(value)
+            schema = msgspec.json.decode(message.schema)
+            meaning = None if schema is None else Meaning.of(schema)
+        except (msgspec.DecodeError, ValueError, AttributeError):
+            return None  # whoever parses the payload says what is wrong
+        payload = bytes(message.payload)
+        start = value.rindex(payload)
+        prefix = value[:start]
+        if meaning is None or not keep or not self._is_prefix(value, prefix, payload):
+            found.starts[index] += start
+            found.stops[index] = found.starts[index] + len(payload)
+            if meaning is not None:
+                found.schemas[index] = len(found.meanings)
+                found.meanings.append(meaning)
+            return None
+        if len(self._meanings) >= _MOST:
+            self._meanings.clear()
+            self._sizes.clear()
+        self._sizes.add(len(prefix))
+        self._meanings[prefix] = meaning
+        return prefix
+
+    @staticmethod
+    def _is_prefix(value: bytes, prefix: bytes, payload: bytes) -> bool:
+        ends = len(value) == len(prefix) + len(payload) + 1
+        return ends and _BEFORE_PAYLOAD.search(prefix[-64:]) is not None
