@@ -247,7 +247,7 @@ def test_every_type(schemas: bool) -> None:
 
 @each_form
 def test_infinite_values_are_refused_or_become_text(schemas: bool) -> None:
-    events, rows = rows_of(schemas, "public.types", columns_of_types())
+    _, rows = rows_of(schemas, "public.types", columns_of_types())
     refused = {(failed.message, failed.column): failed.reason for failed in rows.failed}
     if schemas:  # as text a decimal may be NaN; as bytes it has become null
         assert refused.pop((38, "n")) == (

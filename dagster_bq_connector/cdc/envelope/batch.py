@@ -211,7 +211,11 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
     if in_envelope < len(messages) or not good.all():
         kept = np.argsort(messages, kind="stable")
         kept = kept[good[kept]]
-        changes, messages, schemas = changes.take(pa.array(kept)), messages[kept], schemas[kept]
+        changes, messages, schemas = (
+            changes.take(pa.array(kept, pa.int64())),
+            messages[kept],
+            schemas[kept],
+        )
         images = [images[index] for index in kept.tolist()]
     batch.fates[messages] = _CODE[Fate.change]
     failed = [batch.failed[message] for message in sorted(batch.failed)]

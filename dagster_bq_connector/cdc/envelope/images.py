@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -22,7 +23,7 @@ class Images:
 
     Attributes:
         columns: Of each column that was asked for, the value in each image; UNSET where the image
-            lacks it. In an image that failed they are null.
+            lacks it, or failed.
         failed: What is wrong with an image, by its index.
         unknown: Other names in the images, each with the first image that has it.
     """
@@ -46,25 +47,25 @@ def parse(
     layout = _Layout(list(names), ignored)
     for name in known:
         layout.add(name, 0)
-    rows: list[tuple[Any, ...]] = []
+    rows: list[Any] = []
     failed: dict[int, str] = {}
-    blank = (None,) * len(names)
     left = iter(images)
     while True:
         try:
             # Rows that were parsed before one that fails stay in the list.
-            rows.extend(map(msgspec.structs.astuple, map(layout.decoder(), left)))
+            rows.extend(map(layout.decoder(), left))
             break
         except JSON_ERRORS as error:
             number = len(rows)
             if isinstance(error, msgspec.ValidationError) and layout.learn(images[number], number):
-                rows.append(msgspec.structs.astuple(layout.decoder()(images[number])))
+                rows.append(layout.decoder()(images[number]))
             else:
                 failed[number] = f"the row ('after') is no JSON object of columns: {error}"
-                rows.append(blank)
-    # Names that were found later stand behind, and rows before them are shorter.
-    columns: list[Sequence[Any]] = [*zip(*rows, strict=False)] if rows else [()] * len(names)
-    return Images(columns[: len(names)], failed, layout.unknown)
+                rows.append(layout.decoder()(b"{}"))
+    columns: list[Sequence[Any]] = [
+        list(map(attrgetter(f"c{index}"), rows)) for index in range(len(names))
+    ]
+    return Images(columns, failed, layout.unknown)
 
 
 @dataclass

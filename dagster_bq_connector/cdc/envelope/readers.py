@@ -29,11 +29,19 @@ _validate = msgspec.json.Decoder(msgspec.Raw).decode
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table, and what is known of the values that go into it."""
+    """A column of the table, and what is known of the values that go into it.
+
+    Attributes:
+        field: The column.
+        meaning: What the messages' schema says of its values.
+        forms: How they are written where it says nothing.
+        nested: It is a part of a column: a value that was not sent is not looked for.
+    """
 
     field: SchemaField
     meaning: Meaning | None
     forms: Forms
+    nested: bool = False
 
 
 Reader: TypeAlias = Callable[[Column, Any], Any]

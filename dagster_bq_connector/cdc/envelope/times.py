@@ -197,7 +197,7 @@ def _infinite(name: str) -> str:
 
 
 def _no_unit(values: Sequence[int | None], meaning: Meaning | None) -> Misfit:
-    value = next(v for v in values if v is not None)
+    value = next((v for v in values if v is not None), None)
     if meaning is not None:
         return Misfit(f"{value} has the type {meaning.name or meaning.type}, which is no such time")
     return Misfit(

@@ -122,11 +122,12 @@ def _read_kind(
     """Values of one kind, and nulls. None when the column takes no such kind."""
     if kind is str:
         given: Any = pa.array(values, pa.string())
-        found = unavailable_texts(given)
+        found = None if column.nested else unavailable_texts(given)
         if found is not None:
             given = _compute.if_else(pa.array(found), None, given)
     else:
-        given, found = values, unavailable_values(values) if kind in (list, dict) else None
+        looked = kind in (list, dict) and not column.nested
+        given, found = values, unavailable_values(values) if looked else None
         if found is not None:
             given = [None if gone else v for v, gone in zip(values, found.tolist(), strict=True)]
     if column.field.mode == "REPEATED":
@@ -156,7 +157,7 @@ def _read_lists(column: Column, values: Sequence[Any], place: Place) -> Any:
         reason = "null in an array, which BigQuery does not have: use a JSON column for the array"
         place.elements(shape).fail(empty, reason)
     meaning = column.meaning.items if column.meaning is not None else None
-    element = Column(_nullable(column.field), meaning, column.forms)
+    element = Column(_nullable(column.field), meaning, column.forms, nested=True)
     found = read(element, elements, place.elements(shape))
     return pa.ListArray.from_arrays(starts, found.array, type=wire)
 
@@ -166,7 +167,7 @@ def _read_objects(column: Column, values: Sequence[Any], place: Place) -> Any:
     fields = column.meaning.fields if column.meaning is not None else {}
     children: list[Any] = []
     for child in child_fields(column.field):
-        below = Column(_nullable(child), fields.get(child.name), column.forms)
+        below = Column(child, fields.get(child.name), column.forms, nested=True)
         found = [None if value is None else value.get(child.name) for value in values]
         children.append(read(below, found, place.field(child.name)).array)
     mask = pa.array([value is None for value in values])
@@ -188,7 +189,10 @@ def _exactly(reader: Reader, column: Column, values: Any, place: Place) -> Any:
                 middle = (start + stop) // 2
                 todo += [(middle, stop), (start, middle)]
                 continue
-            place.fail(np.array([start]), _reason(column, values[start], error))
+            value = values[start]
+            value = value.as_py() if isinstance(value, pa.Scalar) else value
+            if value is not None:
+                place.fail(np.array([start]), _reason(column, value, error))
             parts.append(None)
     kinds = {part.type for part in parts if part is not None}
     if len(parts) == 1 and kinds:
@@ -203,7 +207,6 @@ def _exactly(reader: Reader, column: Column, values: Any, place: Place) -> Any:
 def _reason(column: Column, value: Any, error: Exception) -> str:
     if isinstance(error, Misfit):
         return str(error)
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
     why = str(error).splitlines()[0]
     return f"{shown(value)} does not fit {_named(column)}: {why}: mend it, or use another column"
 
