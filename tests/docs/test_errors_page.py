@@ -23,9 +23,12 @@ from dagster_bq_connector import (
     TimePartitioning,
     errors,
 )
+from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
+from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
 from dagster_bq_connector.ledger import BigQueryLedger, Key, open_ledger
 from dagster_bq_connector.write.key import purpose_of
+from support.debezium import batch, event
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The base of all, and one that the writers deal with themselves.
@@ -56,6 +59,17 @@ def said(action: Callable[[], object], kind: type[ConnectorError]) -> str:
         action()
     assert type(caught.value) is kind
     return str(caught.value)
+
+
+def test_an_order_that_is_lost() -> None:
+    changes = batch(
+        ({"id": 1}, event(lsn=901, committed=900, ts_ms=1_000)),
+        ({"id": 1}, event(lsn=21, committed=20, ts_ms=60_000)),
+    )
+    profile = PostgresLsn()
+    found = DebeziumJson().events(changes, profile)
+    message = said(lambda: profile.advance({}, found), errors.OrderBreakError)
+    assert message in examples(sections()["OrderBreakError"]), message
 
 
 def test_every_exception_has_a_section_and_an_example() -> None:
