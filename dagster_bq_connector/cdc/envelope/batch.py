@@ -184,8 +184,7 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
     messages = np.array(found.messages, np.int64)
     operations = envelopes.texts(found.operations)
     named = _tables(envelopes.texts(found.schemas), envelopes.texts(found.tables))
-    key_slices = keys.slices(messages)
-    canonical, wrong = canonical_keys(key_slices)
+    canonical, wrong = canonical_keys(keys.values(messages))
     good = np.ones(len(messages), np.bool_)
     for index, reason in wrong.items():
         batch.fail(int(messages[index]), reason)
@@ -193,9 +192,9 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
     _check(batch, good, messages, operations, named)
     deletes = _compute.equal(operations, "d").to_numpy(zero_copy_only=False)
     schemas, meanings = _schemas(batch.payloads, keys, messages, deletes, in_envelope)
-    images = found.images
-    for index in np.flatnonzero(deletes).tolist():
-        images[index] = key_slices[index]
+    images, rows = found.images, np.flatnonzero(deletes)
+    for index, key in zip(rows.tolist(), keys.slices(messages[rows]), strict=True):
+        images[index] = key
     arrays = [
         pa.array(messages.astype(np.int32)),
         named,

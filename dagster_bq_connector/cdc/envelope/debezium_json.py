@@ -159,8 +159,8 @@ def _rows(
     failed = {
         int(part.places[row]): failure for part in parts for row, failure in part.failed.items()
     }
-    good = np.array([place not in failed for place in places[order].tolist()], np.bool_)
-    order = order[good] if failed else order
+    if failed:
+        order = order[~np.isin(places[order], list(failed))]
     taken = pa.array(order, pa.int64())
     whole = len(parts) == 1 and not failed
     arrays: list[Any] = []

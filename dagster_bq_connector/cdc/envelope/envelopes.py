@@ -164,7 +164,7 @@ def unwrapped(
 
 def _either(schemas: list[Any], databases: list[Any]) -> list[Any]:
     """The schema, or the database, where a source has no schemas, as MySQL."""
-    if all(schemas) and UNSET not in schemas:
+    if set(map(type, schemas)) == {str} and all(schemas):
         return schemas
     return [
         database if schema is UNSET or not schema else schema

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -26,20 +25,19 @@ _NO_KEY = (
 )
 
 
-def canonical_keys(keys: Sequence[bytes]) -> tuple[pa.Array[Any], dict[int, str]]:
+def canonical_keys(given: pa.Array[Any]) -> tuple[pa.Array[Any], dict[int, str]]:
     """Bring keys to one form: without space, their fields by name.
 
     Args:
-        keys: JSON; empty for none.
+        given: JSON; empty or null for none.
 
     Returns:
         Binary, null for keys that failed; and for each of those, by its index, the reason.
     """
-    given: Any = pa.array(keys, pa.binary())
     canonical = _compute.match_substring_regex(given, _CANONICAL)
-    if _compute.all(canonical).as_py():
+    if not given.null_count and _compute.all(canonical).as_py():
         return given, {}
-    encoded = given.dictionary_encode()
+    encoded: Any = _compute.fill_null(given, b"").dictionary_encode()
     reasons: dict[int, str] = {}
     found: list[bytes | None] = []
     for code, key in enumerate(encoded.dictionary.to_pylist()):

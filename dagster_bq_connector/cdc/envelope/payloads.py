@@ -39,18 +39,26 @@ class Payloads:
     """The payloads of a column of messages.
 
     Attributes:
-        data: The column's bytes.
+        column: The column.
+        data: Its bytes.
         starts: Where in them each payload starts.
         stops: And where it stops. A null has no bytes.
         schemas: Of each payload the place of its schema in `meanings`, or NO_SCHEMA.
         meanings: The schemas that occur.
     """
 
+    column: pa.Array[Any]
     data: memoryview
     starts: Indices
     stops: Indices
     schemas: Indices
     meanings: list[Meaning]
+
+    def values(self, indices: Indices) -> pa.Array[Any]:
+        """The same as an Arrow array; of a column without schemas, the column itself."""
+        if len(indices) == len(self.column) and not self.meanings:
+            return self.column
+        return pa.array(self.slices(indices), pa.binary())
 
     def slices(self, indices: Indices) -> list[bytes]:
         """The bytes of some of them.
@@ -80,6 +88,7 @@ class SchemaCache:
         bounds = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
         starts, stops = bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
         found = Payloads(
+            values,
             memoryview(data if data is not None else b""),
             starts,
             stops,
