@@ -118,7 +118,7 @@ def dates_of_texts(texts: Any) -> Any:
 
 def clock_of_texts(texts: Any) -> Any:
     """ISO times. Those with a zone become that of UTC, as Debezium sends them."""
-    civil = _trimmed(_compute.utf8_rtrim(texts, characters="Z"))
+    civil = _compute.utf8_rtrim(_trimmed(texts), characters="Z")
     try:
         moments = _compute.binary_join_element_wise("1970-01-01", civil, "T")
         return moments.cast(pa.timestamp("us")).cast(pa.time64("us"))
@@ -137,15 +137,21 @@ def instants_of_texts(texts: Any, kind: str) -> Any:
         Misfit: One is infinite.
         pa.ArrowInvalid: One is no such text, or is finer than a microsecond.
     """
-    _check_infinite(texts)
-    zoned, civil = pa.timestamp("us", "UTC"), pa.timestamp("us")
-    trimmed = _trimmed(texts)
-    if kind == "TIMESTAMP":
-        return trimmed.cast(zoned)
     try:
-        return trimmed.cast(zoned).cast(civil)
+        return _moments(texts, kind)
     except pa.ArrowInvalid:
-        return trimmed.cast(civil)
+        _check_infinite(texts)
+        return _moments(_trimmed(texts), kind)
+
+
+def _moments(texts: Any, kind: str) -> Any:
+    zoned, civil = pa.timestamp("us", "UTC"), pa.timestamp("us")
+    if kind == "TIMESTAMP":
+        return texts.cast(zoned)
+    try:
+        return texts.cast(zoned).cast(civil)
+    except pa.ArrowInvalid:
+        return texts.cast(civil)
 
 
 def intervals_of_texts(texts: Any) -> Any:
@@ -210,8 +216,6 @@ def _no_unit(values: Sequence[int | None], meaning: Meaning | None) -> Misfit:
 
 def _trimmed(texts: Any) -> Any:
     """Without zeros beyond microseconds, which Arrow takes for digits that would be lost."""
-    if not _compute.any(_compute.match_substring_regex(texts, _ZERO_TAIL)).as_py():
-        return texts
     return _compute.replace_substring_regex(texts, _ZERO_TAIL, r"\1")
 
 
