@@ -20,6 +20,7 @@ def modules_after(statement: str) -> set[str]:
         "import dagster_bq_connector.read.rows, dagster_bq_connector.read.session",
         "import dagster_bq_connector.write.default_stream, dagster_bq_connector.write.file_loads",
         "import dagster_bq_connector.ledger, dagster_bq_connector.ledger.__main__",
+        "import dagster_bq_connector.cdc.envelope.debezium_json, dagster_bq_connector.cdc.fold",
         "from dagster_bq_connector import TableRef, TableOptions, ConnectorError",
     ],
 )
