@@ -143,6 +143,16 @@ def test_equal_keys_have_equal_bytes(key: dict[str, Any], random: Any) -> None:
     assert json.loads(keys[0]) == key
 
 
+@pytest.mark.parametrize("number", ["1" * 5_000, "1e400", "-1e400"])
+def test_numbers_beyond_all_bounds_fail_alone(number: str) -> None:
+    value = event(after={"id": 1, "name": 0})
+    text = json.dumps(value).replace('"name": 0', f'"name": {number}')
+    good = ({"id": 7}, event(after={"id": 7, "name": "x"}))
+    found = rows(events(batch(good, ({"id": 1}, text.encode()), good)))
+    assert found.batch.column("id").to_pylist() == [7, 7]
+    assert len(found.failed) <= 1
+
+
 def test_a_delete_has_only_its_key() -> None:
     value = event("d") | {"before": {"id": 2, "name": "filler"}}
     found = rows(events(batch(({"id": 1}, value))))

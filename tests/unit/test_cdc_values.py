@@ -165,6 +165,8 @@ BAD: list[tuple[Any, str, dict[str, Any] | None, str]] = [
     (10**30, "NUMERIC", None, "more than 29 digits before the point"),
     ("BNI=", "NUMERIC", None, "decimal_handling='string'"),
     ({"scale": "x", "value": 1}, "NUMERIC", None, "no decimal"),
+    (text_of(10**5_000), "BIGNUMERIC", DECIMAL, "more digits than BIGNUMERIC holds"),
+    (10**100, "BIGNUMERIC", None, "does not fit"),
     (-719_163, "DATE", None, "years 1 to 9999"),
     ("infinity", "DATE", None, "PostgreSQL's infinity"),
     ("2026-13-01", "DATE", None, "does not fit a DATE column"),

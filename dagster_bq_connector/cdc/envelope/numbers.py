@@ -16,6 +16,7 @@ from dagster_bq_connector.cdc.envelope.connect import DECIMAL, Meaning
 from dagster_bq_connector.cdc.envelope.forms import Forms, Misfit, shown
 
 _WIDE = pa.decimal256(76, 38)
+_MOST_OCTETS = 64  # twice what BIGNUMERIC has: numbers of any length are slow to print
 # The value of each character of base64, -1 for all others.
 _SIXES = np.full(256, -1, np.int8)
 _SIXES[np.frombuffer(string.ascii_uppercase.encode(), np.uint8)] = np.arange(26)
@@ -179,12 +180,17 @@ def _unscaled(texts: Sequence[str | None]) -> list[int | None]:
     decode = partial(binascii.a2b_base64, strict_mode=True)
     signed = partial(int.from_bytes, byteorder="big", signed=True)
     try:
-        return [None if text is None else signed(decode(text)) for text in texts]
+        octets = [None if text is None else decode(text) for text in texts]
     except ValueError:
         raise Misfit(
             f"{shown(texts[0])} is no decimal as bytes, which is base64: if the connector has "
             "decimal.handling.mode=string, set DebeziumJson(decimal_handling='string')"
         ) from None
+    if any(len(value) > _MOST_OCTETS for value in octets if value is not None):
+        raise Misfit(
+            "a decimal has more digits than BIGNUMERIC holds: use a STRING column, as text"
+        )
+    return [None if value is None else signed(value) for value in octets]
 
 
 def _digits(texts: Any) -> Any:
