@@ -244,7 +244,7 @@ def test_eight_threads_append_through_one_writer(
     assert ids_in(reader, f"{dataset}.t") == list(range(1600))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_process_appends_between_appends_of_its_parent(
     fields: dict[str, Any],
     stream_writer: DefaultStreamWriter,
@@ -269,7 +269,7 @@ def test_a_child_process_appends_between_appends_of_its_parent(
     assert ids_in(reader, table) == list(range(500))
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver"])
 def test_the_steps_of_a_run_append_from_processes_of_their_own(
     fields: dict[str, Any],
     stream_writer: DefaultStreamWriter,
