@@ -1,5 +1,6 @@
 """Messages of a real broker: ranges of them, exactly, whatever is done to it."""
 
+import contextlib
 import datetime as dt
 import json
 import signal
@@ -19,13 +20,14 @@ from dagster_bq_connector.cdc.source.kafka import KafkaMessages
 from dagster_bq_connector.cdc.source.kafka_broker import KafkaOptions
 from dagster_bq_connector.cdc.source.source import Position, name_of
 from dagster_bq_connector.errors import (
+    AccessDeniedError,
     ChangesLostError,
     ConfigurationError,
     SourceChangedError,
     SourceMissingError,
     UnreachableError,
 )
-from support.kafka import KafkaBroker, kafka_broker
+from support.kafka import KafkaBroker, RefusingLogins, kafka_broker
 
 SETTLED = 1.5  # seconds until the broker has put on disk what it acknowledged
 
@@ -412,6 +414,26 @@ def test_a_broker_that_falls_silent_is_told_within_the_deadline(
             assert time.monotonic() - began < 10
     own.go_on()
     assert read(kafka, None, stop).num_rows == 20
+
+
+def test_a_login_that_is_refused_is_told_at_once(shared: KafkaBroker) -> None:
+    topic = shared.create()
+    shared.produce(topic, numbered(3))
+    secret = "a-password-of-the-tests"
+    login = {"user": "ann", "password": secret, "security_protocol": "SASL_PLAINTEXT"}
+    allowed = source(shared, topic, **login)
+    stop = planned(allowed)
+    assert values(read(allowed, None, stop)) == numbered(3)
+    with contextlib.closing(RefusingLogins(shared)) as refusing:
+        began = time.monotonic()
+        for topics in (topic, f"^{topic}"):
+            refused = KafkaMessages(KafkaOptions(refusing.address, topics, **login))
+            with pytest.raises(
+                AccessDeniedError, match="refuses the login: .*wrong password"
+            ) as told:
+                refused.head()
+            assert secret not in f"{told.value!r} {told.value.__cause__!r}"
+        assert time.monotonic() - began < 10
 
 
 def test_settings_that_cannot_work_are_told_without_secrets(shared: KafkaBroker) -> None:

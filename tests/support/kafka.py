@@ -4,7 +4,9 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -138,3 +140,59 @@ def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
         yield broker
     finally:
         broker.stop(signal.SIGKILL)
+
+
+class RefusingLogins:
+    """Stands before a broker, and answers every login that it is refused.
+
+    The tests' broker lets everybody in. Of Kafka's protocol this knows one call: 36,
+    SaslAuthenticate, whose answer it replaces with error 58.
+    """
+
+    REFUSED = struct.pack(">hh", 58, 14) + b"wrong password" + struct.pack(">iq", 0, 0)
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self._broker = broker
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=[client], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError, struct.error),
+            client,
+            socket.create_connection(("127.0.0.1", self._broker.port)) as server,
+        ):
+            while request := _frame(client):
+                call, _, number = struct.unpack_from(">hhi", request)
+                if call == 36:
+                    answer = struct.pack(">i", number) + self.REFUSED
+                else:
+                    server.sendall(struct.pack(">i", len(request)) + request)
+                    answer = _frame(server)
+                client.sendall(struct.pack(">i", len(answer)) + answer)
+
+
+def _frame(connection: socket.socket) -> bytes:
+    with connection.makefile("rb", buffering=0) as file:
+        size = struct.unpack(">i", _exactly(file, 4))[0]
+        return _exactly(file, size)
+
+
+def _exactly(file: Any, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        more = file.read(size - len(content))
+        if not more:
+            raise OSError("closed")
+        content += more
+    return content

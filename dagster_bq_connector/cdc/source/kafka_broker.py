@@ -36,6 +36,7 @@ QUEUE_KIBIBYTES = 16 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
 # A cluster that has just started may not know all of its topics for a moment.
 SETTLE_SECONDS = 3.0
+LISTING_SECONDS = 5.0
 FIELDS = {
     "bootstrap.servers": "bootstrap_servers",
     "security.protocol": "security_protocol",
@@ -146,6 +147,7 @@ class KafkaOptions:
             "sasl.password": self.password,
             "ssl.ca.location": self.ca_file,
             "client.id": GROUP,
+            "log_level": 2,  # what fails is raised: the library would log each try
             **self.settings,
         }
         return {key: value for key, value in settings.items() if value is not None}
@@ -266,7 +268,11 @@ class Broker:
     def _wanted(self) -> list[str]:
         if not self.options.patterns:
             return self.options.names
-        listed: Any = self._asked("topics", lambda admin, left: admin.list_topics(timeout=left))
+        # It waits for an answer whatever is reported meanwhile: in pieces, so that a login that is
+        # refused is told at once.
+        listed: Any = self._asked(
+            "topics", lambda admin, left: admin.list_topics(timeout=min(left, LISTING_SECONDS))
+        )
         return [*filter(self.options.wants, listed.topics), *self.options.names]
 
     def _topics(self, names: Sequence[str]) -> tuple[dict[str, str], list[Partition]]:
