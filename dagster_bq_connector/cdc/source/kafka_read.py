@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
 
 WAIT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """Messages with the numbers of their partitions, and their offsets."""
+
+    messages: list[Message]
+    numbers: np.ndarray
+    offsets: np.ndarray
 
 
 class RangeReader:
@@ -60,26 +70,28 @@ class RangeReader:
             UnreachableError: No progress within the deadline.
         """
         assign(self._broker, consumer, self._begin)
-        held: list[Message] = []
-        size = 0
+        held: list[_Messages] = []
+        rows = size = 0
         progress = time.monotonic()
         while self._open.any():
             opened = self._open
-            messages = self._next(consumer, BATCH_ROWS - len(held))
-            held += messages
-            size += sum(map(len, messages))
-            if messages or (opened != self._open).any():
+            got = self._next(consumer, BATCH_ROWS - rows)
+            if got.messages:
+                held.append(got)
+                rows += len(got.messages)
+                size += sum(map(len, got.messages))
+            if got.messages or (opened != self._open).any():
                 progress = time.monotonic()
             elif time.monotonic() - progress > self._broker.options.deadline:
                 topic, number = self.unread[0]
                 raise self._broker.unreachable(f"reading {topic}[{number}]")
             self._pause(consumer, opened & ~self._open)
-            if len(held) >= BATCH_ROWS or size >= BATCH_BYTES:
+            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield from self._batch(held)
-                held, size = [], 0
+                held, rows, size = [], 0, 0
         yield from self._batch(held)
 
-    def _next(self, consumer: Consumer, most: int) -> list[Message]:
+    def _next(self, consumer: Consumer, most: int) -> _Messages:
         """Messages that are there, or none after a short wait; `_reached` moves with them."""
         # Of what is fetched already: waiting for a number of messages would let them pile up.
         got = consumer.consume(1, WAIT_SECONDS)
@@ -91,9 +103,16 @@ class RangeReader:
             for message in got:
                 if message.error() is not None:
                     self._told(message)
-        if messages:
-            np.maximum.at(self._reached, self._numbers(messages), _offsets(messages) + 1)
-        return messages
+        places: Any = [(message.topic(), message.partition()) for message in messages]
+        offsets: Any = [message.offset() for message in messages]
+        count = len(messages)
+        found = _Messages(
+            messages,
+            np.fromiter(map(self._number.__getitem__, places), np.int32, count),
+            np.fromiter(offsets, np.int64, count),
+        )
+        np.maximum.at(self._reached, found.numbers, found.offsets + 1)
+        return found
 
     def _told(self, message: Message) -> None:
         """What comes in place of a message: the end of a partition, or an error."""
@@ -118,15 +137,13 @@ class RangeReader:
             ends = [self._partitions[number] for number in np.flatnonzero(ended)]
             pause(self._broker, consumer, ends)
 
-    def _numbers(self, messages: Sequence[Message]) -> np.ndarray:
-        pairs = [(message.topic(), message.partition()) for message in messages]
-        return np.fromiter(map(self._number.__getitem__, pairs), np.int32, len(pairs))  # type: ignore[arg-type]
-
-    def _batch(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+    def _batch(self, held: Sequence[_Messages]) -> Iterator[pa.RecordBatch]:
         """What of the messages is in the range; what a partition holds after it is left out."""
-        if not messages:
+        if not held:
             return
-        numbers, offsets = self._numbers(messages), _offsets(messages)
+        numbers = np.concatenate([part.numbers for part in held])
+        offsets = np.concatenate([part.offsets for part in held])
+        messages = [message for part in held for message in part.messages]
         columns = [
             pa.DictionaryArray.from_arrays(self._topic_of[numbers], self._topics),
             pa.array(self._partition_of[numbers]),
@@ -140,10 +157,6 @@ class RangeReader:
             batch = batch.filter(pa.array(wanted))
         if batch.num_rows:
             yield batch
-
-
-def _offsets(messages: Sequence[Message]) -> np.ndarray:
-    return np.fromiter([message.offset() for message in messages], np.int64, len(messages))  # type: ignore[arg-type]
 
 
 def assign(broker: Broker, consumer: Consumer, begin: Mapping[Partition, int]) -> None:
