@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -134,13 +135,16 @@ def test_aborted_transactions_are_left_out_and_markers_end_a_range(shared: Kafka
     stop = planned(kafka)
     assert stop["offsets"] == {topic: {"0": 8}}
     assert values(read(kafka, None, stop)) == numbered(3)
-    # Ranges that end with markers, hold aborted messages alone, or a marker alone.
-    for begin, end, count in ((0, 2, 2), (2, 4, 1), (3, 4, 0), (4, 6, 0), (5, 8, 0), (7, 8, 0)):
-        first = {**stop, "offsets": {topic: {"0": begin}}}
-        last = {**stop, "offsets": {topic: {"0": end}}}
-        began = time.monotonic()
-        assert len(values(read(kafka, first, last))) == count, (begin, end)
-        assert time.monotonic() - began < 10
+    # Ranges that end with markers, hold aborted messages alone, or a marker alone: at the end of
+    # the topic, and when others follow.
+    for _ in range(2):
+        for begin, end, count in ((0, 2, 2), (2, 4, 1), (3, 4, 0), (4, 6, 0), (5, 8, 0), (7, 8, 0)):
+            first = {**stop, "offsets": {topic: {"0": begin}}}
+            last = {**stop, "offsets": {topic: {"0": end}}}
+            began = time.monotonic()
+            assert len(values(read(kafka, first, last))) == count, (begin, end)
+            assert time.monotonic() - began < 10
+        shared.commit(topic, [b"after"])
 
 
 def test_an_open_transaction_is_not_planned(shared: KafkaBroker) -> None:
@@ -362,20 +366,27 @@ def test_the_broker_restarts_between_plan_and_read(own: KafkaBroker, how: signal
     assert kafka.plan(stop, 10) is None
 
 
-def test_the_broker_restarts_while_a_range_is_read(own: KafkaBroker) -> None:
-    topic = own.create()
-    for _ in range(6):
-        own.produce(topic, [b"%d" % number + b"x" * 50_000 for number in range(200)])
+def test_the_broker_restarts_while_a_range_is_read(
+    own: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = own.create(partitions=2)
+    for partition in range(2):
+        own.produce(topic, numbered(600), partition)
     kafka = source(own, topic)
     stop = planned(kafka, most=10_000)
     time.sleep(SETTLED)
-    found: list[int] = []
-    for batch in kafka.read(None, stop):
-        if not found:
-            own.stop(signal.SIGKILL)
-            own.start()
-        found += batch["offset"].to_pylist()
-    assert found == list(range(1200))
+    assign = kafka_read.assign
+    restart = threading.Timer(1, own.start)
+
+    def assign_and_kill(*arguments: Any) -> None:
+        own.stop(signal.SIGKILL)
+        assign(*arguments)
+        restart.start()
+
+    monkeypatch.setattr(kafka_read, "assign", assign_and_kill)
+    found = values(read(kafka, None, stop))
+    restart.join()
+    assert Counter(found) == Counter(numbered(600) * 2)
 
 
 def test_a_broker_that_is_not_there_is_told_within_the_deadline() -> None:
@@ -448,3 +459,13 @@ def test_the_position_of_another_source_is_refused(shared: KafkaBroker) -> None:
     kafka = source(shared, shared.create())
     with pytest.raises(SourceChangedError, match="was not taken of Kafka"):
         kafka.plan({"file": "a.ndjson"}, 1)
+
+
+def test_a_range_is_read_from_where_it_was_planned(shared: KafkaBroker) -> None:
+    topic = shared.create()
+    shared.produce(topic, numbered(3))
+    kafka = source(shared, topic)
+    one = planned(kafka, most=1)
+    two = planned(kafka, one)
+    with pytest.raises(SourceChangedError, match="planned from another position"):
+        list(kafka.read(None, two))

@@ -13,7 +13,7 @@ from google.cloud import storage
 
 from dagster_bq_connector.cdc.source.folder import SourceFile, digest, open_folder
 from dagster_bq_connector.cdc.source.lines import NEWLINE, messages_of
-from dagster_bq_connector.cdc.source.source import Lag, Position
+from dagster_bq_connector.cdc.source.source import Lag, Position, Source
 from dagster_bq_connector.errors import ChangesLostError, SourceChangedError
 
 # A file that has another checksum, or none, is known again by so much of it before the position.
@@ -62,7 +62,7 @@ class _Piece:
     line: int
 
 
-class FileMessages:
+class FileMessages(Source):
     """The messages in files, each line `{"topic": ..., "key": ..., "value": ...}`.
 
     Files are those with the suffixes .ndjson, .jsonl and .json, in subfolders too; they are read in

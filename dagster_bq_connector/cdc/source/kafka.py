@@ -18,13 +18,14 @@ from dagster_bq_connector.cdc.source.kafka_offsets import (
     share,
 )
 from dagster_bq_connector.cdc.source.kafka_read import RangeReader, first_times
-from dagster_bq_connector.cdc.source.source import Lag, Position
+from dagster_bq_connector.cdc.source.source import Lag, Position, Source
+from dagster_bq_connector.errors import SourceChangedError
 
 # One message of each partition is looked at for its time, and no more is fetched than need be.
 LOOK = {"fetch.message.max.bytes": 64 * 1024, "queued.max.messages.kbytes": 1024}
 
 
-class KafkaMessages:
+class KafkaMessages(Source):
     """The messages of topics of Kafka: of committed transactions, and of producers without any.
 
     A position is the next offset of each partition. Partitions and topics that come later are
@@ -83,6 +84,11 @@ class KafkaMessages:
         """
         end = Place.of(stop)
         begin = end.begun | Place.of(start).offsets
+        if strange := next((key for key in end.offsets if key not in begin), None):
+            raise SourceChangedError(
+                f"The range was planned from another position than it is read from, which has no "
+                f"{strange[0]}[{strange[1]}]. Nothing was read: plan it anew."
+            )
         begin = {key: begin[key] for key, offset in end.offsets.items() if begin[key] < offset}
         if not begin:
             return
