@@ -1,5 +1,6 @@
 """Messages of files, in a folder and in Cloud Storage: ranges of them, and what is noticed."""
 
+import dataclasses
 import datetime as dt
 import json
 import os
@@ -247,6 +248,20 @@ def test_a_file_that_comes_late_is_noticed(place: Place, deleted: bool) -> None:
     assert ids(read(place, stop, planned(place, stop))) == [3, 4]
 
 
+def test_a_late_file_is_noticed_whatever_the_clock_says(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = folder.LocalFolder._file
+    monkeypatch.setattr(
+        folder.LocalFolder, "_file", lambda *one: dataclasses.replace(look(*one), created=1)
+    )
+    disk.put("b.ndjson", text([1, 2]))
+    stop = planned(disk)
+    disk.put("a.ndjson", text([3]))
+    with pytest.raises(SourceChangedError, match="one, which cannot be told"):
+        disk.source.plan(stop, 10)
+
+
 def test_a_file_that_comes_between_plan_and_read_is_noticed(place: Place) -> None:
     place.put("b.ndjson", text([1, 2]))
     stop = planned(place, most=1)
@@ -384,6 +399,8 @@ def test_lines_longer_than_what_is_read_at_once(
     one = planned(place, most=2)
     assert ids(read(place, None, one)) == [1, 5]
     assert ids(read(place, one, planned(place, one))) == [2, 5]
+    numbers = [row["offset"] for row in read(place, None, planned(place))]
+    assert numbers == [1, 2, 3, 4]
 
 
 def test_batches_are_bounded(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

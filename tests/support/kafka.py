@@ -28,6 +28,8 @@ class KafkaBroker:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
+        # Without the library's own log: a broker that is stopped would fill it.
+        self._settings: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0}
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._admin: AdminClient | None = None
@@ -73,7 +75,7 @@ class KafkaBroker:
     @property
     def admin(self) -> AdminClient:
         if self._admin is None:
-            self._admin = AdminClient({"bootstrap.servers": self.address})
+            self._admin = AdminClient(self._settings)
         return self._admin
 
     def create(self, topic: str | None = None, partitions: int = 1) -> str:
@@ -103,7 +105,7 @@ class KafkaBroker:
         key: bytes | None = b"k",
         **settings: Any,
     ) -> None:
-        producer = Producer({"bootstrap.servers": self.address, **settings})
+        producer = Producer({**self._settings, **settings})
         for number, value in enumerate(values):
             producer.produce(topic, value, key, partition)
             if number % 10_000 == 9_999:
@@ -114,7 +116,7 @@ class KafkaBroker:
     def transaction(self, topic: str, values: Sequence[bytes], partition: int = 0) -> Iterator[Any]:
         """A transaction with these messages in it, which the test ends."""
         name = uuid.uuid4().hex
-        producer = Producer({"bootstrap.servers": self.address, "transactional.id": name})
+        producer = Producer({**self._settings, "transactional.id": name})
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:
