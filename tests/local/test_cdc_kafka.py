@@ -402,6 +402,12 @@ def test_a_broker_that_is_not_there_is_told_within_the_deadline() -> None:
         assert time.monotonic() - began < 6
 
 
+def test_a_broker_without_the_security_that_is_asked_for(shared: KafkaBroker) -> None:
+    kafka = source(shared, "orders", security_protocol="SSL", deadline=2)
+    with pytest.raises(UnreachableError, match=r"security_protocol \(SSL\).* Last report: .+"):
+        kafka.head()
+
+
 def test_a_broker_that_falls_silent_is_told_within_the_deadline(
     own: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ class Broker:
         """
         self.options, self.library = options, client_library()
         self._admin: AdminClient | None = None
+        self._end = 0.0  # when the answers to all questions of a call must be there
         self._said = ""  # the last that a client reported
         self._denial: str | None = None
 
@@ -195,6 +196,7 @@ class Broker:
             AccessDeniedError: The cluster refuses the credentials.
             UnreachableError: No answer within the deadline.
         """
+        self._end = time.monotonic() + self.options.deadline
         if more:
             topics = [*filter(self.options.wants, topics), *self._wanted()]
         ids, partitions = self._topics(sorted(set(topics)))
@@ -248,6 +250,7 @@ class Broker:
             codes._TRANSPORT,
             codes._ALL_BROKERS_DOWN,
             codes._RESOLVE,
+            codes._SSL,  # a server that stops in a handshake, too
             codes._NOENT,  # a partition without a leader for now
             codes._WAIT_CACHE,
             codes.LEADER_NOT_AVAILABLE,
@@ -345,8 +348,7 @@ class Broker:
 
         `ask` takes the seconds that are left.
         """
-        begun = time.monotonic()
-        end = begun + self.options.deadline
+        begun, end = time.monotonic(), self._end
         self._said, self._denial = "", None
         if self._admin is None:
             self._admin = self._open(self.library.admin.AdminClient, {})
@@ -381,12 +383,12 @@ class Broker:
         """Keep what a client tells beside its answers."""
         codes = self.library.KafkaError
         self._said = error.str()
-        if error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes._SSL):
+        if error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED):
             self._denial = error.str()
 
 
 def _any(answers: Any) -> Any:
-    """The same: the client's futures are annotated in part only."""
+    """The same, for the type checker: the client's futures are annotated in part only."""
     return answers
 
 

@@ -37,6 +37,9 @@ class RangeReader:
     A partition is read when a message at its last offset came, or one after it, or the word that
     the partition ends there: the last offsets of a range may hold no message, since transactions
     end with markers and compaction takes messages away.
+
+    The client gives an object a message: five looks into each make the columns, which costs about
+    half as much CPU again as the client alone (1.5 times, changes of 450 bytes in 4 partitions).
     """
 
     def __init__(self, broker: Broker, begin: Offsets, stop: Offsets) -> None:
