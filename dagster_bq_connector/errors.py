@@ -98,6 +98,21 @@ class LedgerError(ConnectorError):
     """An entry of the ledger that cannot be kept, read or changed as it was asked for."""
 
 
+class SourceMissingError(ConnectorError):
+    """A topic, folder or bucket of a source of changes that does not exist. Nothing was read."""
+
+
+class ChangesLostError(ConnectorError):
+    """Changes that were not read are no longer in their source. The stream stands where it was."""
+
+
+class SourceChangedError(ConnectorError):
+    """A source of changes that is not what the stream's position was taken of.
+
+    Such as a topic that was created anew, or a file that came among those that are read already.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class FailedRow:
     """A row that no retry can save.

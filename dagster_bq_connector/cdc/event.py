@@ -13,8 +13,9 @@ import pyarrow as pa
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
-# What every source gives. A null key is none, a null value a tombstone. Of a file, the topic is its
-# name and the offset its line; it has no partitions.
+# What every source gives. A null key is none, a null value a tombstone. In messages from a file the
+# offset is the line, there is no partition, and the file's name stands in the metadata.
+FILE = b"file"
 MESSAGES: pa.Schema = pa.schema(
     [
         pa.field("topic", pa.dictionary(pa.int32(), pa.string()), nullable=False),
@@ -72,7 +73,7 @@ class FailedEvent:
     def named(self, messages: pa.RecordBatch) -> str:
         """The same for people: which message, which column, why."""
         column = f", column {self.column!r}" if self.column else ""
-        return f"{position(messages, self.message)}{column}: {self.reason}"
+        return f"{name_of(messages, self.message)}{column}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ class Rows:
     unknown: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-def position(messages: pa.RecordBatch, index: int) -> str:
-    """Where a message stands, for people: `topic[partition]@offset`, or `file, line n`."""
+def name_of(messages: pa.RecordBatch, index: int) -> str:
+    """How a message is named to people: `topic[partition]@offset`, or its file and line."""
     topic, partition, offset = (messages.column(name)[index].as_py() for name in MESSAGES.names[:3])
-    return f"{topic}, line {offset}" if partition is None else f"{topic}[{partition}]@{offset}"
+    if file := (messages.schema.metadata or {}).get(FILE):
+        return f"{file.decode()}, line {offset}"
+    return f"{topic}[{partition}]@{offset}"

@@ -25,6 +25,8 @@ from dagster_bq_connector import (
 )
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
+from dagster_bq_connector.cdc.source.files import FileMessages
+from dagster_bq_connector.cdc.source.kafka_offsets import Seen, check
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
 from dagster_bq_connector.ledger import BigQueryLedger, Key, open_ledger
 from dagster_bq_connector.write.key import purpose_of
@@ -108,6 +110,8 @@ def test_messages_of_our_own(
     filtered = TableOptions(TimePartitioning("day"), require_partition_filter=True)
     stream_writer.append(rows, f"{dataset}.visits", filtered)
     coloured = rows.append_column("colour", pa.array(["red"]))
+    orders_0 = ("shop.public.orders", 0)
+    orders_topic = Seen({"shop.public.orders": ""}, {orders_0: 1200}, {orders_0: 1500})
     cases: list[tuple[type[ConnectorError], Callable[[], object]]] = [
         (errors.ConfigurationError, lambda: elsewhere.append(rows, orders)),
         (errors.InvalidNameError, lambda: TableRef.parse("orders")),
@@ -128,6 +132,9 @@ def test_messages_of_our_own(
             errors.SourceFileError,
             lambda: load_writer.load_uris("gs://my-files/2026/orders.parquet", orders),
         ),
+        (errors.SourceMissingError, FileMessages("/data/changes").head),
+        (errors.ChangesLostError, lambda: check({orders_0: 700}, {}, orders_topic)),
+        (errors.SourceChangedError, lambda: check({orders_0: 2000}, {}, orders_topic)),
     ]
     for kind, action in cases:
         message = said(action, kind)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_bq_connector.cdc.event import Events, FailedEvent, Indices, Mask, position
+from dagster_bq_connector.cdc.event import Events, FailedEvent, Indices, Mask, name_of
 from dagster_bq_connector.cdc.ordering.profile import (
     OrderingProfile,
     State,
@@ -110,7 +110,7 @@ class PostgresLsn(OrderingProfile):
         if broken.any():
             first = int(np.flatnonzero(broken)[0])
             message = int(changes.column("message")[int(chosen[first])].as_py())
-            place = position(events.messages, message)
+            place = name_of(events.messages, message)
             raise _lost(place, lsns[first + 1], times[first + 1], highest[first], latest[first])
         return {**state, "lsn": int(highest[-1]), "commit_ms": int(latest[-1])}
 
