@@ -323,7 +323,7 @@ class Broker:
             found: dict[T, Any] = {}
             for key, future in asked.items():
                 try:
-                    found[key] = future.result(0)
+                    found[key] = future.result(timeout=0)
                 except self.library.KafkaException as error:
                     if explained := self.explain(error.args[0], topic_of(key)):
                         raise explained from error
