@@ -81,7 +81,9 @@ def _google_at(endpoint: str, connected: Connected) -> Iterator[None]:
 
 
 def output_of(name: str) -> dg.OutputContext:
-    return dg.build_output_context(asset_key=dg.AssetKey(name), resource_config=_config())
+    return dg.build_output_context(
+        name="result", asset_key=dg.AssetKey(name), resource_config=_config()
+    )
 
 
 def _input(name: str, kind: type) -> dg.InputContext:
