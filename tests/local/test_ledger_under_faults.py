@@ -1,7 +1,7 @@
 """Who changes the ledger learns the truth, whatever becomes of the answers."""
 
 import random
-import time
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -128,11 +128,12 @@ def test_an_answer_that_does_not_come_is_waited_for_until_the_deadline(
     bigquery: BigQueryResource, home: str, direct: Ledger, proxy: HttpProxy
 ) -> None:
     entry = created(direct)
-    proxy.on_changes(Verdict(then=lambda: time.sleep(4)))
-    began = time.monotonic()
+    go_on = threading.Event()
+    answered: list[bool] = []
+    proxy.on_changes(Verdict(then=lambda: answered.append(go_on.wait(60))))
     written = ledger_through(proxy, bigquery, home, deadline=2).compare_and_set(entry, {"n": 1})
-    assert written.won
-    assert time.monotonic() - began < 4
+    assert (written.won, answered) == (True, [])
+    go_on.set()
 
 
 @pytest.mark.parametrize("later", [1, 3, 31])
@@ -277,11 +278,9 @@ def test_nothing_is_tried_beyond_the_deadline(
         lambda: ledger.compare_and_set(entry, {"n": 1}),
     ]
     for action in actions[1 if verdict.status in (0, 503) else 0 :]:
-        began = time.monotonic()
         with pytest.raises(kind, match="Ledger entry stream 'orders'") as caught:
             action()
         assert ("may have been written" in str(caught.value)) is (kind is UnreachableError)
-        assert time.monotonic() - began < 10
     assert direct.get(STREAM) == entry
 
 
