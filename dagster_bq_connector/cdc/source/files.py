@@ -20,7 +20,7 @@ from dagster_bq_connector.errors import ChangesLostError, SourceChangedError
 REMEMBERED_BYTES = 4096
 # Lines are counted in so many bytes for the lag; those of the rest are estimated from them.
 COUNTED_BYTES = 16 * 1024 * 1024
-RESET = "or give the stream another position (python -m dagster_bq_connector.cdc)"
+RESET = "or give the stream another position"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,7 @@ from dagster_bq_connector.errors import (
 
 Partition: TypeAlias = tuple[str, int]  # a topic and the number of a partition
 Offsets: TypeAlias = dict[Partition, int]
-RESET = (
-    "give the stream another position (python -m dagster_bq_connector.cdc) and take a new snapshot "
-    "of the source"
-)
+RESET = "give the stream another position and take a new snapshot of the source"
 
 
 @dataclass(frozen=True, slots=True)
