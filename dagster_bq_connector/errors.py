@@ -186,6 +186,31 @@ class FailedRowsError(ConnectorError):
         )
 
 
+class FailedEventsError(ConnectorError):
+    """Change events that no retry can save, and that the stream may not pass over.
+
+    Attributes:
+        stream (str): The stream.
+        events (list[str]): Each of them: its message, the column if one is at fault, the reason.
+    """
+
+    SHOWN = 10
+
+    def __init__(self, stream: str, events: Sequence[str], remedy: str | None = None) -> None:
+        self.stream, self.events = stream, list(events)
+        shown = "\n".join(f"  {event}" for event in self.events[: self.SHOWN])
+        more = f"\n  … and {len(events) - self.SHOWN} more" if len(events) > self.SHOWN else ""
+        remedy = remedy or (
+            "Mend what is named; or choose another policy for failed rows, 'drop' or "
+            "DeadLetters(table); or skip them by giving the stream a position after them"
+        )
+        super().__init__(
+            f"{len(events)} event(s) of stream {stream!r} cannot be applied. It stands where it "
+            f"stood; what of its plan was applied is applied again, which changes nothing. "
+            f"{remedy}:\n{shown}{more}"
+        )
+
+
 _DATASET = re.compile(r"not found: dataset (\S+)", re.I)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.api_core import exceptions as api
+from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector import (
     BigQueryReader,
@@ -26,12 +27,14 @@ from dagster_bq_connector import (
     TimePartitioning,
     errors,
 )
+from dagster_bq_connector.cdc.apply.upsert import Upsert
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
 from dagster_bq_connector.cdc.lease import Lease
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
 from dagster_bq_connector.cdc.source.files import FileMessages
 from dagster_bq_connector.cdc.source.kafka_offsets import Seen, check
 from dagster_bq_connector.cdc.stream import Request, Worker
+from dagster_bq_connector.cdc.table import CdcTable
 from dagster_bq_connector.cdc.watermark import Watermark
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
 from dagster_bq_connector.ledger import BigQueryLedger, Key, open_ledger
@@ -100,6 +103,22 @@ def test_messages_of_the_protocol(bigquery: BigQueryResource, dataset: str) -> N
         watermark.change(lambda state: replace(state, holder=None))
         message = said(lambda: lease.stop(""), errors.LeaseLostError)
     assert message in examples(sections()["LeaseLostError"]), message
+
+
+def test_the_message_of_failed_events(bigquery: BigQueryResource, dataset: str) -> None:
+    changes = batch(
+        ({"id": 1}, event(after={"id": 1, "quantity": "three"})),
+        ({"order": 2}, event(after={"id": 2, "quantity": 3})),
+        ({"id": 3}, event(after={"id": 3, "quantity": 3})),
+    )
+    columns = [SchemaField("id", "INTEGER"), SchemaField("quantity", "INTEGER")]
+    tables = {"public.orders": CdcTable(f"{dataset}.orders", schema=columns)}
+    upsert = Upsert(bigquery.connect(), "orders", DebeziumJson(), PostgresLsn(), tables)
+    message = said(
+        lambda: upsert.apply([changes], {}, Progress("orders")), errors.FailedEventsError
+    )
+    message = message.replace(bigquery.connect().project, "my-project").replace(dataset, "shop")
+    assert examples(sections()["FailedEventsError"]) == [message]
 
 
 def test_every_exception_has_a_section_and_an_example() -> None:
