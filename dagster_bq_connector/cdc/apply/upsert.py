@@ -141,10 +141,20 @@ class Upsert:
 class Plan:
     """The messages of one plan while they are applied."""
 
-    def __init__(self, upsert: Upsert, state: State, progress: Progress) -> None:
-        """Begin; nothing is opened before the first change."""
+    def __init__(
+        self, upsert: Upsert, state: State, progress: Progress, redriven: bool = False
+    ) -> None:
+        """Begin; nothing is opened before the first change.
+
+        Args:
+            upsert: What changes are applied by.
+            state: The ordering profile's state.
+            progress: Counts acknowledged rows.
+            redriven: They are dead letters. Others that followed them may have been applied, and
+                none of them is passed over.
+        """
         self.applied = Applied(state)
-        self._upsert, self._progress = upsert, progress
+        self._upsert, self._progress, self._redriven = upsert, progress, redriven
         self._targets: dict[str, Target] = {}
         self.failures = Failures(
             upsert.connection, upsert.stream, upsert.failed_rows, upsert.run_id, progress
@@ -167,7 +177,7 @@ class Plan:
         prepared: list[tuple[Target, Prepared]] = []
         for name, changes in _by_table(events).items():
             if name not in self._upsert.tables:
-                self.applied.others[name] += len(changes)
+                failed += self._pass_over(events, changes, name)
                 continue
             table = self.applied.tables.setdefault(name, TableApplied())
             if self._upsert.tables[name].parked:
@@ -187,16 +197,25 @@ class Plan:
             target.send(found)
 
     def finish(self) -> Applied:
+        """Wait until all is acknowledged, and end what is open."""
+        applied = self.settle()
+        self.close()
+        return applied
+
+    def settle(self) -> Applied:
         """Wait until all is acknowledged."""
         for target in self._targets.values():
             target.settle()
         self.failures.settle()
-        for each in (*self._targets.values(), self.failures):
-            each.close()
         self.applied.fates = +self.applied.fates  # without those that are none in the end
         self.applied.failed = self.failures.count
         self.applied.failed_events = self.failures.named
         return self.applied
+
+    def close(self) -> None:
+        """End what is open, once all is settled."""
+        for each in (*self._targets.values(), self.failures):
+            each.close()
 
     def abandon(self) -> None:
         """End what is open now."""
@@ -217,6 +236,7 @@ class Plan:
                 upsert.tables[name],
                 self._progress,
                 refused,
+                fills=not self._redriven,
             )
             target.applied = self.applied.tables[name]
             self._targets[name] = target
@@ -257,15 +277,28 @@ class Plan:
         kept: list[tuple[FailedEvent, str | None]] = []
         for event in events.failed:
             name = source_table(events.messages.column("value")[event.message].as_py())
-            if name is None or name in self._upsert.tables:
+            if name is None or name in self._upsert.tables or self._redriven:
                 kept.append((event, name))
-                if name is not None:
+                if name in self._upsert.tables:
                     self.applied.tables.setdefault(name, TableApplied()).failed += 1
             else:
                 self.applied.others[name] += 1
                 self._move(Fate.failed, Fate.change, 1)
         self._move(Fate.failed, Fate.change, len(kept))  # counted where they are dealt with
         return kept
+
+    def _pass_over(
+        self, events: Events, changes: Indices, name: str
+    ) -> list[tuple[FailedEvent, str | None]]:
+        """Changes of a table that the stream does not name. A dead letter stays one."""
+        if not self._redriven:
+            self.applied.others[name] += len(changes)
+            return []
+        messages = events.changes.column("message").take(pa.array(changes, pa.int64()))
+        reason = f"the stream names no table for {name}: add it to its tables"
+        return [
+            (FailedEvent(message, None, reason), name) for message in messages.to_numpy().tolist()
+        ]
 
     def _fail(self, events: Events, failed: Sequence[tuple[FailedEvent, str | None]]) -> None:
         self._move(Fate.change, Fate.failed, len(failed))
