@@ -25,7 +25,7 @@ from support.comparing import Difference, compare_rows
 from support.workload_tables import TABLES
 
 SEED = 5
-PASSED_OVER = (Fate.tombstone, Fate.heartbeat, Fate.transaction)
+PASSED_OVER = (Fate.tombstone, Fate.heartbeat, Fate.transaction, Fate.logical_message)
 
 
 def messages_of(running: Chain) -> pa.RecordBatch:

@@ -26,7 +26,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 START_SECONDS = 90
 DELIVERY_SECONDS = 300  # a broker may be away for as long
-PREFIX = "shop"
 SLOT = "spine"
 TESTS = Path(__file__).parents[1]
 # One of two cores for a short while: what starts soon is worth more than what runs fast. `-Xrs`
@@ -52,9 +51,10 @@ class Settings:
         kafka: The address of Kafka.
         folder: For its offsets and its log.
         tables: `schema.table` of each table.
+        prefix: What the names of topics begin with.
         schemas: Whether messages carry their schemas.
         transactions: Whether changes carry their place in their transaction.
-        one_topic: A topic for everything; by default each table has one, `shop.schema.table`.
+        one_topic: A topic for everything; by default each table has one, `prefix.schema.table`.
         partitions: Of each topic.
         more: Of the connector, in its own words.
     """
@@ -63,6 +63,7 @@ class Settings:
     kafka: str
     folder: str
     tables: Sequence[str]
+    prefix: str = "shop"
     schemas: bool = True
     transactions: bool = True
     one_topic: str = ""
@@ -71,7 +72,7 @@ class Settings:
 
     def topics(self) -> list[str]:
         """The topics in which the changes of the tables are."""
-        return [self.one_topic] if self.one_topic else [f"{PREFIX}.{t}" for t in self.tables]
+        return [self.one_topic] if self.one_topic else [f"{self.prefix}.{t}" for t in self.tables]
 
     def properties(self) -> dict[str, str]:
         """The same in the connector's words."""
@@ -82,9 +83,9 @@ class Settings:
             "transforms.route.replacement": self.one_topic,
         }
         return {
-            "name": PREFIX,
+            "name": self.prefix,
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
-            "topic.prefix": PREFIX,
+            "topic.prefix": self.prefix,
             "database.hostname": "127.0.0.1",
             "database.port": str(self.postgres),
             "database.user": "postgres",
