@@ -94,6 +94,30 @@ class OrderBreakError(ConnectorError):
     """The order of a change stream's source is lost. Nothing of the plan was applied."""
 
 
+class StreamStoppedError(ConnectorError):
+    """A change stream that waits until an operator has dealt with why it was stopped.
+
+    Attributes:
+        stream (str): Its name.
+        reason (str): Why it was stopped.
+    """
+
+    def __init__(self, stream: str, reason: str) -> None:
+        self.stream, self.reason = stream, reason
+        super().__init__(
+            f"Stream {stream!r} is stopped, and nothing was applied: {reason} When that is dealt "
+            f"with: python -m dagster_bq_connector.cdc acknowledge {stream}"
+        )
+
+
+class PlanMismatchError(ConnectorError):
+    """A run that was launched for a plan which does not begin where its stream stands now."""
+
+
+class LeaseLostError(ConnectorError):
+    """A run whose change stream was taken over by another. Nothing is lost."""
+
+
 class LedgerError(ConnectorError):
     """An entry of the ledger that cannot be kept, read or changed as it was asked for."""
 
@@ -159,6 +183,31 @@ class FailedRowsError(ConnectorError):
         super().__init__(
             f"{len(rows)} row(s) could not be written to {table}; {written} row(s) were. "
             f"Mend or drop these rows and {remedy}:\n{shown}{more}"
+        )
+
+
+class FailedEventsError(ConnectorError):
+    """Change events that no retry can save, and that the stream may not pass over.
+
+    Attributes:
+        stream (str): The stream.
+        events (list[str]): Each of them: its message, the column if one is at fault, the reason.
+    """
+
+    SHOWN = 10
+
+    def __init__(self, stream: str, events: Sequence[str], remedy: str | None = None) -> None:
+        self.stream, self.events = stream, list(events)
+        shown = "\n".join(f"  {event}" for event in self.events[: self.SHOWN])
+        more = f"\n  … and {len(events) - self.SHOWN} more" if len(events) > self.SHOWN else ""
+        remedy = remedy or (
+            "Mend what is named; or choose another policy for failed rows, 'drop' or "
+            "DeadLetters(table); or skip them by giving the stream a position after them"
+        )
+        super().__init__(
+            f"{len(events)} event(s) of stream {stream!r} cannot be applied. It stands where it "
+            f"stood; what of its plan was applied is applied again, which changes nothing. "
+            f"{remedy}:\n{shown}{more}"
         )
 
 

@@ -164,12 +164,12 @@ class TableAdmin:
                 raise TableNotFoundError(text) from error
             new = _new_table(ref, given := columns(), options)
             make = partial(self._create, ref, given, options, creation)
-            return Draft(_ensured(ref, new), given, make)
+            return Draft(ensured(ref, new), given, make)
         if there.table_type in READ_ONLY:
             kind = there.table_type.lower().replace("_", " ")
             raise UnsupportedError(f"{ref} is a {kind}: write to a table.")
         _check_layout(ref, there, options)
-        table = _ensured(ref, there, there.modified)
+        table = ensured(ref, there, there.modified)
         if not options or options.evolution != "add":
             return Draft(table, (), lambda: table)
         wanted = columns()
@@ -225,22 +225,72 @@ class TableAdmin:
             raise PartitionError(f"{expression!r} of {ref} is an array, which holds no one key.")
         return type_name(value)
 
+    def add_columns(self, ref: TableRef, wanted: Sequence[bigquery.SchemaField]) -> EnsuredTable:
+        """Give a table the columns that it lacks, as NULLABLE ones; see `with_columns`.
+
+        Raises:
+            ConnectorError: It is gone, or BigQuery does not take them.
+        """
+        return self._add_columns(ref, self.get(ref), wanted)
+
+    def change(
+        self, ref: TableRef, how: Callable[[bigquery.Table], Sequence[str]]
+    ) -> bigquery.Table:
+        """Change a table's metadata. Whoever changes it at the same time is not undone.
+
+        Args:
+            ref: The table.
+            how: Changes what was read of it, and gives the names of the properties that it has
+                changed; none when all is as it should be. Called again when somebody else was
+                first.
+
+        Returns:
+            The table as it is then.
+
+        Raises:
+            ConnectorError: It is gone, or BigQuery does not take the change.
+        """
+        return self._changed(ref, self.get(ref), how)
+
+    def create(self, table: bigquery.Table) -> bool:
+        """Create a table. False when there is one of its name, as when somebody else was first.
+
+        Raises:
+            ConnectorError: Its dataset is missing, or BigQuery refuses it.
+        """
+        try:
+            self._client.create_table(table, **self._options)
+        except REST_ERRORS as error:
+            if classify(error) is Fault.TAKEN:
+                return False
+            raise explain(error, f"Table {table.reference}", self._client.location) from error
+        return True
+
     def _add_columns(
         self, ref: TableRef, table: bigquery.Table, wanted: Sequence[bigquery.SchemaField]
     ) -> EnsuredTable:
-        """The table with all columns. Whoever changes it at the same time is not undone."""
-        found: list[bigquery.Table] = [table]
-
-        def add() -> bigquery.Table:
-            table = found.pop() if found else self.get(ref)
+        def add(table: bigquery.Table) -> Sequence[str]:
             columns = with_columns(table.schema, wanted)
             if columns == list(table.schema):
-                return table
+                return ()
             table.schema = columns
-            return self._client.update_table(table, ["schema"], **self._options)  # with its etag
+            return ("schema",)
+
+        return ensured(ref, self._changed(ref, table, add))
+
+    def _changed(
+        self, ref: TableRef, table: bigquery.Table, how: Callable[[bigquery.Table], Sequence[str]]
+    ) -> bigquery.Table:
+        found: list[bigquery.Table] = [table]
+
+        def change() -> bigquery.Table:
+            table = found.pop() if found else self.get(ref)
+            if not (properties := how(table)):
+                return table
+            return self._client.update_table(table, list(properties), **self._options)  # its etag
 
         try:
-            return _ensured(ref, Backoff(deadline=self._deadline).call(add, {Fault.STALE}))
+            return Backoff(deadline=self._deadline).call(change, {Fault.STALE})
         except REST_ERRORS as error:
             raise explain(error, f"Table {ref}", self._client.location) from error
 
@@ -254,7 +304,7 @@ class TableAdmin:
         """The table, made. Losing a race to create it is success if it is as asked."""
         try:
             table = _new_table(ref, columns, options)
-            return _ensured(ref, self._client.create_table(table, **self._options))
+            return ensured(ref, self._client.create_table(table, **self._options))
         except REST_ERRORS as error:
             if classify(error) is Fault.TAKEN:
                 return self.draft(ref, lambda: columns, options, creation).make()
@@ -293,9 +343,16 @@ def _check_layout(ref: TableRef, table: bigquery.Table, options: TableOptions | 
         )
 
 
-def _ensured(
+def ensured(
     ref: TableRef, table: bigquery.Table, changed: datetime.datetime | None = None
 ) -> EnsuredTable:
+    """What is needed of a table's metadata.
+
+    Args:
+        ref: Its address.
+        table: The metadata.
+        changed: When it was last changed, if that was before now.
+    """
     age, unchanged = _seconds_since(table.created) or 0.0, _seconds_since(changed)
     layout, encryption = partitioning_of(table), table.encryption_configuration
     return EnsuredTable(ref, table.schema, age, layout, encryption, table.location, unchanged)

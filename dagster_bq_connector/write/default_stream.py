@@ -104,8 +104,16 @@ def append(
         QuotaError: BigQuery takes no more for now.
         RefusedError: BigQuery refused the append as a whole.
     """
-    appender = _Appender(clients, table, data.schema, progress, deadline, look_up, encoder)
-    appender.pool = Pool(appender.connect, connections)
+    appender = Appender(
+        clients,
+        table,
+        data.schema,
+        progress,
+        deadline,
+        connections=connections,
+        look_up=look_up,
+        encoder=encoder,
+    )
     try:
         position = 0
         for batch in data.batches:
@@ -113,11 +121,11 @@ def append(
             position += batch.num_rows
         appender.settle()
     except BaseException as error:
-        appender.pool.abandon()
+        appender.abandon()
         if isinstance(error, ConnectorError):
             error.add_note(appender.so_far())
         raise
-    appender.pool.close()
+    appender.close()
     if appender.failed:
         rows = sorted(appender.failed, key=lambda row: row.index)
         raise FailedRowsError(table.ref, rows, appender.rows)
@@ -128,14 +136,19 @@ def append(
         rows=appender.rows,
         bytes=appender.bytes,
         columns=appender.table.columns,
-        reconnects=appender.pool.reconnects,
+        reconnects=appender.reconnects,
     )
 
 
-class _Appender:
-    """Sends pieces and deals with what becomes of them."""
+class Appender:
+    """An append that stays open: batches are added, and their answers are dealt with as they come.
 
-    pool: Pool
+    Attributes:
+        table: The table as it is known now.
+        rows: Rows that are acknowledged.
+        bytes: Bytes of their requests.
+        failed: Rows that no retry can save. Who has dealt with them may take them out.
+    """
 
     def __init__(
         self,
@@ -144,9 +157,15 @@ class _Appender:
         schema: pa.Schema,
         progress: Progress,
         deadline: float,
-        look_up: Callable[[], EnsuredTable] | None,
-        encoder: MakeEncoder,
+        *,
+        connections: int = 1,
+        look_up: Callable[[], EnsuredTable] | None = None,
+        encoder: MakeEncoder = encoder_for,
     ) -> None:
+        """Prepare an append of data whose first batch has this schema; no call is opened yet.
+
+        The arguments and what it raises are those of `append`.
+        """
         self._clients, self._progress, self._look_up = clients, progress, look_up
         self._deadline, self._make_encoder = deadline, encoder
         self._stream = f"{table.ref.path}/streams/_default"
@@ -160,8 +179,19 @@ class _Appender:
         self._paused = 0.0  # when the last pause ended
         self.rows = self.bytes = 0
         self.failed: list[FailedRow] = []
+        self._pool = Pool(self._connect, connections)
 
-    def add(self, batch: pa.RecordBatch, position: int, check: Check | None) -> None:
+    @property
+    def reconnects(self) -> int:
+        """How often a call broke while requests were under way."""
+        return self._pool.reconnects
+
+    @property
+    def waiting(self) -> bool:
+        """Whether rows were sent whose answers have not been dealt with."""
+        return bool(self._sent)
+
+    def add(self, batch: pa.RecordBatch, position: int, check: Check | None = None) -> None:
         """Send the rows of a batch that begins at `position` of the data."""
         self._follow(batch.schema)
         conformed = self._conform(batch)
@@ -188,7 +218,15 @@ class _Appender:
                 self.bytes += sent.size
                 self._progress.advance(sent.piece.batch.num_rows)
 
-    def connect(self, number: int, turnstile: Turnstile, window: int) -> Connection:
+    def close(self) -> None:
+        """End the calls, once all is settled."""
+        self._pool.close()
+
+    def abandon(self) -> None:
+        """End the calls now. What is not acknowledged may or may not be in the table."""
+        self._pool.abandon()
+
+    def _connect(self, number: int, turnstile: Turnstile, window: int) -> Connection:
         """A connection for rows as they travel now."""
         return Connection(
             append_rows(self._clients.append_channel(number), self._stream),
@@ -230,7 +268,7 @@ class _Appender:
 
     def _follow(self, schema: pa.Schema) -> None:
         """Take in what has changed since the last batch: the table's columns, or the data's."""
-        told = self.pool.updated_schema
+        told = self._pool.updated_schema
         same = schema.equals(self._schema) or set(schema.names) == set(self._schema.names)
         if same and told in (None, self._told):
             return
@@ -238,7 +276,7 @@ class _Appender:
         conform, self._told = self._look_again(schema), told
         if conform.schema != self._conform.schema:
             self._encoder = self._encoder_for(conform)
-            self.pool.renew()  # a call takes rows of the one schema that it began with
+            self._pool.renew()  # a call takes rows of the one schema that it began with
         self._schema, self._conform = schema, conform
 
     def _look_again(self, schema: pa.Schema) -> Conformer:
@@ -270,7 +308,7 @@ class _Appender:
                 continue
             try:
                 with step("append rows"):
-                    answer = self.pool.send(cut.payload)
+                    answer = self._pool.send(cut.payload)
             except AppendRefused as refusal:
                 answer = Future[int | None]()
                 answer.set_exception(refusal)
@@ -324,9 +362,9 @@ class _Appender:
         self._progress.wait(f"waiting {pause:.1f} s to try again: {refusal}")
         time.sleep(pause)
         if fault in _NEW_CALL:
-            self.pool.renew()  # the server looks at the table's columns when a call begins
+            self._pool.renew()  # the server looks at the table's columns when a call begins
         else:
-            self.pool.mend()
+            self._pool.mend()
         self._paused = time.monotonic()
 
     def _pauses(self, fault: Fault) -> Iterator[float]:

@@ -3,12 +3,16 @@
 import datetime as dt
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from google.api_core import exceptions as api
+from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector import (
     BigQueryReader,
@@ -23,14 +27,22 @@ from dagster_bq_connector import (
     TimePartitioning,
     errors,
 )
+from dagster_bq_connector.cdc.apply.upsert import Upsert
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
+from dagster_bq_connector.cdc.lease import Lease
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
 from dagster_bq_connector.cdc.source.files import FileMessages
 from dagster_bq_connector.cdc.source.kafka_offsets import Seen, check
+from dagster_bq_connector.cdc.stream import Request, Worker
+from dagster_bq_connector.cdc.table import CdcTable
+from dagster_bq_connector.cdc.watermark import Watermark
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
 from dagster_bq_connector.ledger import BigQueryLedger, Key, open_ledger
+from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.write.key import purpose_of
 from support.debezium import batch, event
+from support.draining import EAGER, Written
+from support.ledgers import ledger_at
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The base of all, and one that the writers deal with themselves.
@@ -72,6 +84,41 @@ def test_an_order_that_is_lost() -> None:
     found = DebeziumJson().events(changes, profile)
     message = said(lambda: profile.advance({}, found), errors.OrderBreakError)
     assert message in examples(sections()["OrderBreakError"]), message
+
+
+def test_messages_of_the_protocol(bigquery: BigQueryResource, dataset: str) -> None:
+    watermark = Watermark(ledger_at(bigquery, dataset), "orders")
+    run: Any = partial(
+        Worker, watermark, FileMessages("."), Written(), EAGER, "run", bool, print, Progress
+    )
+    watermark.change(lambda state: replace(state, position={"n": 0}))
+    request = Request("7-1c168adb00d2", {"n": 600}, {"n": 700})
+    message = said(lambda: run().drain(request), errors.PlanMismatchError)
+    assert message in examples(sections()["PlanMismatchError"]), message
+    reason = "shop.public.orders[0]@1: it was committed after LSN 20, which is lower than 900."
+    watermark.change(lambda state: replace(state, stopped=reason))
+    message = said(lambda: run().drain(), errors.StreamStoppedError)
+    assert message in examples(sections()["StreamStoppedError"]), message
+    with Lease(watermark, "run", 60, bool, print) as lease:
+        watermark.change(lambda state: replace(state, holder=None))
+        message = said(lambda: lease.stop(""), errors.LeaseLostError)
+    assert message in examples(sections()["LeaseLostError"]), message
+
+
+def test_the_message_of_failed_events(bigquery: BigQueryResource, dataset: str) -> None:
+    changes = batch(
+        ({"id": 1}, event(after={"id": 1, "quantity": "three"})),
+        ({"order": 2}, event(after={"id": 2, "quantity": 3})),
+        ({"id": 3}, event(after={"id": 3, "quantity": 3})),
+    )
+    columns = [SchemaField("id", "INTEGER"), SchemaField("quantity", "INTEGER")]
+    tables = {"public.orders": CdcTable(f"{dataset}.orders", schema=columns)}
+    upsert = Upsert(bigquery.connect(), "orders", DebeziumJson(), PostgresLsn(), tables)
+    message = said(
+        lambda: upsert.apply([changes], {}, Progress("orders")), errors.FailedEventsError
+    )
+    message = message.replace(bigquery.connect().project, "my-project").replace(dataset, "shop")
+    assert examples(sections()["FailedEventsError"]) == [message]
 
 
 def test_every_exception_has_a_section_and_an_example() -> None:

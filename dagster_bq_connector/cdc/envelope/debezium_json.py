@@ -96,26 +96,33 @@ class DebeziumJson:
         return _rows(events, chosen, columns, parts)
 
     def columns(self, events: Events, table: str) -> list[SchemaField] | None:
-        """The columns of a table as the last of its changes with a schema has them.
+        """The columns of a table as the schemas of its changes have them.
 
         Args:
             events: What `events` returned.
             table: As in `Events.changes`.
 
         Returns:
-            All NULLABLE or REPEATED; None when no change of the table has a schema.
+            Those of the last schema, then what only earlier ones have, then what only keys have;
+            all NULLABLE or REPEATED. None when no change of the table has a schema.
         """
         parsed: Parsed = events.parsed
         changes = events.changes
         of_table = _compute.equal(changes.column("table").cast(pa.string()), table)
-        rows = _compute.not_equal(changes.column("operation").cast(pa.string()), "d")
-        mask = _compute.and_(of_table, rows).to_numpy(zero_copy_only=False)
-        found = np.flatnonzero(mask & (parsed.schemas > 0))
-        meaning = parsed.meanings[int(parsed.schemas[found[-1]])] if len(found) else None
-        if meaning is None:
+        found = np.flatnonzero(of_table.to_numpy(zero_copy_only=False) & (parsed.schemas > 0))
+        if not len(found):
             return None
-        fields = meaning.fields.items()
-        return [column_of(name, its) for name, its in fields if not name.startswith(ADDED)]
+        codes, firsts = np.unique(parsed.schemas[found][::-1], return_index=True)
+        deletes = _compute.equal(changes.column("operation").cast(pa.string()), "d")
+        last = len(found) - 1 - firsts  # of each schema its last change
+        of_keys = deletes.to_numpy(zero_copy_only=False)[found[last]]
+        columns: dict[str, SchemaField] = {}
+        for place in np.lexsort((-last, of_keys)).tolist():
+            meaning = parsed.meanings[int(codes[place])]
+            for name, its in meaning.fields.items() if meaning else ():
+                if not name.startswith(ADDED):
+                    columns.setdefault(name.casefold(), column_of(name, its))
+        return list(columns.values()) or None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What becomes of change events: rows of BigQuery tables, or failed events."""
