@@ -232,6 +232,7 @@ class Target:
             found = ensure(self._connection.admin, self._ref, self._cdc, key, wanted)
         evolves = self._cdc.evolution == "add"
         if evolves and with_columns(found.table.columns, wanted) != list(found.table.columns):
+            self.settle()  # what is under way has not the columns
             table = self._connection.admin.add_columns(self._ref, wanted)
             # Whether the table itself is new is what the append must know.
             found = replace(found, table=replace(table, age=found.table.age))
