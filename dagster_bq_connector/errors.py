@@ -94,6 +94,30 @@ class OrderBreakError(ConnectorError):
     """The order of a change stream's source is lost. Nothing of the plan was applied."""
 
 
+class StreamStoppedError(ConnectorError):
+    """A change stream that waits until an operator has dealt with why it was stopped.
+
+    Attributes:
+        stream (str): Its name.
+        reason (str): Why it was stopped.
+    """
+
+    def __init__(self, stream: str, reason: str) -> None:
+        self.stream, self.reason = stream, reason
+        super().__init__(
+            f"Stream {stream!r} is stopped, and nothing was applied: {reason} When that is dealt "
+            f"with: python -m dagster_bq_connector.cdc acknowledge {stream}"
+        )
+
+
+class PlanMismatchError(ConnectorError):
+    """A run that was launched for a plan which does not begin where its stream stands now."""
+
+
+class LeaseLostError(ConnectorError):
+    """A run whose change stream was taken over by another. Nothing is lost."""
+
+
 class LedgerError(ConnectorError):
     """An entry of the ledger that cannot be kept, read or changed as it was asked for."""
 

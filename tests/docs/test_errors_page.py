@@ -3,8 +3,11 @@
 import datetime as dt
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,15 +29,20 @@ from dagster_bq_connector import (
 )
 from dagster_bq_connector.cdc.apply.upsert import Upsert
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
+from dagster_bq_connector.cdc.lease import Lease
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
 from dagster_bq_connector.cdc.source.files import FileMessages
 from dagster_bq_connector.cdc.source.kafka_offsets import Seen, check
+from dagster_bq_connector.cdc.stream import Request, Worker
 from dagster_bq_connector.cdc.table import CdcTable
+from dagster_bq_connector.cdc.watermark import Watermark
 from dagster_bq_connector.errors import ConnectorError, FailedRow, explain
 from dagster_bq_connector.ledger import BigQueryLedger, Key, open_ledger
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.write.key import purpose_of
 from support.debezium import batch, event
+from support.draining import EAGER, Written
+from support.ledgers import ledger_at
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The base of all, and one that the writers deal with themselves.
@@ -76,6 +84,25 @@ def test_an_order_that_is_lost() -> None:
     found = DebeziumJson().events(changes, profile)
     message = said(lambda: profile.advance({}, found), errors.OrderBreakError)
     assert message in examples(sections()["OrderBreakError"]), message
+
+
+def test_messages_of_the_protocol(bigquery: BigQueryResource, dataset: str) -> None:
+    watermark = Watermark(ledger_at(bigquery, dataset), "orders")
+    run: Any = partial(
+        Worker, watermark, FileMessages("."), Written(), EAGER, "run", bool, print, Progress
+    )
+    watermark.change(lambda state: replace(state, position={"n": 0}))
+    request = Request("7-1c168adb00d2", {"n": 600}, {"n": 700})
+    message = said(lambda: run().drain(request), errors.PlanMismatchError)
+    assert message in examples(sections()["PlanMismatchError"]), message
+    reason = "shop.public.orders[0]@1: it was committed after LSN 20, which is lower than 900."
+    watermark.change(lambda state: replace(state, stopped=reason))
+    message = said(lambda: run().drain(), errors.StreamStoppedError)
+    assert message in examples(sections()["StreamStoppedError"]), message
+    with Lease(watermark, "run", 60, bool, print) as lease:
+        watermark.change(lambda state: replace(state, holder=None))
+        message = said(lambda: lease.stop(""), errors.LeaseLostError)
+    assert message in examples(sections()["LeaseLostError"]), message
 
 
 def test_the_message_of_failed_events(bigquery: BigQueryResource, dataset: str) -> None:

@@ -126,6 +126,8 @@ GOOD: list[tuple[Any, str, dict[str, Any] | None, Any]] = [
     (1_000_001, "INTERVAL", None, pa.MonthDayNano([0, 0, 1_000_001_000])),
     ("P1Y2M3DT4H5M6.78S", "INTERVAL", None, pa.MonthDayNano([14, 3, 14_706_780_000_000])),
     ("P-1Y2M-3DT-4H0M-0.5S", "INTERVAL", None, pa.MonthDayNano([-10, -3, -14_400_500_000_000])),
+    ("P0Y0M0DT3H51M5.471999999S", "INTERVAL", None, pa.MonthDayNano([0, 0, 13_865_472_000_000])),
+    ("P0Y0M0DT0H0M-59.999999999S", "INTERVAL", None, pa.MonthDayNano([0, 0, -60_000_000_000])),
     ("P0Y0M0DT0H0M0S", "INTERVAL", None, pa.MonthDayNano([0, 0, 0])),
     ("qgE=", "BYTES", named("bytes", "data.Bits", length="9"), b"\xaa\x01"),
     ("qgE=", "INTEGER", named("bytes", "data.Bits", length="9"), 0x1AA),

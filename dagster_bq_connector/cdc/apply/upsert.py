@@ -93,15 +93,7 @@ class Upsert:
             ConfigurationError: A policy that is none, or a table that is parked without dead
                 letters.
         """
-        check_policy(failed_rows)
-        if truncates not in ("fail", "ignore"):
-            raise ConfigurationError(f"truncates={truncates!r}: it is 'fail' or 'ignore'.")
-        parked = [name for name, table in tables.items() if table.parked]
-        if parked and not isinstance(failed_rows, DeadLetters):
-            raise ConfigurationError(
-                f"{', '.join(parked)}: the changes of a parked table are kept as dead letters, so "
-                "failed_rows must be DeadLetters(table)."
-            )
+        check_settings(tables, failed_rows, truncates)
         self.connection, self.stream, self.run_id = connection, stream, run_id
         self.format, self.ordering, self.tables = format, ordering, dict(tables)
         self.failed_rows: FailedRowPolicy = failed_rows
@@ -330,6 +322,25 @@ class Plan:
             applied.first_sequence = min(applied.first_sequence or bounds["min"], bounds["min"])
             applied.last_sequence = max(applied.last_sequence or bounds["max"], bounds["max"])
         return changes[taken.is_valid().to_numpy(zero_copy_only=False)]
+
+
+def check_settings(
+    tables: Mapping[str, CdcTable], failed_rows: FailedRowPolicy, truncates: Truncates
+) -> None:
+    """Refuse settings of an `Upsert` that cannot work.
+
+    Raises:
+        ConfigurationError: A policy that is none, or a table that is parked without dead letters.
+    """
+    check_policy(failed_rows)
+    if truncates not in ("fail", "ignore"):
+        raise ConfigurationError(f"truncates={truncates!r}: it is 'fail' or 'ignore'.")
+    parked = [name for name, table in tables.items() if table.parked]
+    if parked and not isinstance(failed_rows, DeadLetters):
+        raise ConfigurationError(
+            f"{', '.join(parked)}: the changes of a parked table are kept as dead letters, so "
+            "failed_rows must be DeadLetters(table)."
+        )
 
 
 def _by_table(events: Events) -> dict[str, Indices]:

@@ -241,6 +241,9 @@ def _interval(text: str) -> pa.MonthDayNano:
     parts = {name: int(found[name] or 0) for name in names}
     seconds = found["seconds"] or "0"
     nanos = int((found["fraction"] or "").ljust(9, "0"))
+    # Debezium takes the fraction from a floating-point number and cuts it: PostgreSQL's 5.472
+    # seconds, which have no nanoseconds, come as 5.471999999.
+    nanos += nanos % 1000 == 999
     nanos = int(seconds if seconds != "-" else 0) * 10**9 + (
         -nanos if seconds.startswith("-") else nanos
     )
