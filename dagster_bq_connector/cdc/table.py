@@ -44,8 +44,9 @@ class CdcTable:
             first row, if the messages carry schemas. `"none"`: changes that have such a column
             fail.
         reconcile: What becomes of an existing table that differs. False: an error names each
-            difference. True: `max_staleness` and clustering are changed, and an error names what
-            BigQuery cannot change in place.
+            difference. True: `max_staleness` and clustering are changed, the table gets the label
+            that created ones have, by which a replacement of its rows is refused, and an error
+            names what BigQuery cannot change in place.
         parked: Keep its changes as dead letters, untried, so that the stream's other tables go
             on while this one is mended.
 
