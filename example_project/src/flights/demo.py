@@ -1,6 +1,6 @@
-"""`make demo`: a week of flights in and out of a local BigQuery, then Dagster in the browser.
+"""`make demo`: a week of flights and bookings in a local BigQuery, then Dagster in the browser.
 
-Ends with status 1 when a row that went in was not read back.
+Ends with status 1 when a row is not what it is at its source.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource
 from dagster_bq_connector.local import LocalBigQuery
-from flights import source
+from flights import demo_bookings, source
 from flights.definitions import defs
 
 WEEK = [str(date(2013, 1, 1) + timedelta(days=n)) for n in range(7)]
@@ -61,23 +62,34 @@ def main() -> int:
 
 def run(home: Path, port: int | None) -> int:
     """Load and read back; then, given a port, serve the page. Returns the exit status."""
-    for folder in ("bigquery", "dagster"):  # of an earlier demo; nothing else of `home` is ours
+    for folder in (
+        "bigquery",
+        "changes",
+        "dagster",
+    ):  # of an earlier demo; nothing else of `home` is ours
         shutil.rmtree(home / folder, ignore_errors=True)
     (home / "dagster").mkdir(parents=True)
     (home / "dagster" / "dagster.yaml").write_text(INSTANCE)
     (home / "dagster" / "workspace.yaml").write_text(WORKSPACE)
+    changes = home / "changes"
     print("Starting a local BigQuery ...", flush=True)
     with LocalBigQuery(data_dir=home / "bigquery") as local:
-        os.environ.update(local.environment, DAGSTER_HOME=str(home / "dagster"))
-        complete = load_week()
+        os.environ.update(local.environment)
+        os.environ.update(DAGSTER_HOME=str(home / "dagster"), FLIGHTS_CHANGES=str(changes))
+        bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT").get_value())
+        # With the page, the last day comes when somebody can see what the sensor makes of it.
+        days = WEEK if port is None else WEEK[:-1]
+        complete = load_week(bigquery)
+        complete = replay_bookings(bigquery, changes, days) and complete
         if port is None or not complete:
             return 0 if complete else 1
-        return serve(port, home / "dagster" / "workspace.yaml")
+        return serve(
+            port, home / "dagster" / "workspace.yaml", lambda page: last_day(page, changes)
+        )
 
 
-def load_week() -> bool:
+def load_week(bigquery: BigQueryResource) -> bool:
     """Materialize a week, read it back, print what came. Returns whether every row did."""
-    bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT").get_value())
     connected = bigquery.connect()
     connected.clients.cloud_storage(connected.project).create_bucket(BUCKET)
     started = time.monotonic()
@@ -124,8 +136,26 @@ def read_back(reader: BigQueryReader) -> bool:
     return complete
 
 
-def serve(port: int, workspace: Path) -> int:
-    """Run `dagster dev` until Ctrl-C."""
+def replay_bookings(bigquery: BigQueryResource, changes: Path, days: list[str]) -> bool:
+    """Apply the changes of some days, print what came. Returns whether the tables are right."""
+    print()
+    with dg.DagsterInstance.get() as instance:
+        files = [demo_bookings.BEFORE, *days]
+        demo_bookings.replay(defs(), instance, bigquery, changes, files, QUIET)
+    return demo_bookings.compare(bigquery, changes)
+
+
+def last_day(page: str, changes: Path) -> None:
+    """Let the changes of the last day come while the page is there."""
+    demo_bookings.feed(changes, WEEK[-1])
+    print(
+        f"\nThe changes of {WEEK[-1]} have just come to {changes}: within seconds the sensor\n"
+        f"{page}/locations/flights/sensors/bookings_sensor launches a run that applies them."
+    )
+
+
+def serve(port: int, workspace: Path, once_there: Callable[[str], None]) -> int:
+    """Run `dagster dev` until Ctrl-C; `once_there` is told the address of its page."""
     print("\nStarting Dagster ...", flush=True)
     # `dg dev` supersedes it, but looks for newer versions of itself on the internet.
     quiet = "ignore:Function `dev_command` is superseded"
@@ -137,8 +167,10 @@ def serve(port: int, workspace: Path) -> int:
         while server.poll() is None and not is_taken(port):
             time.sleep(0.2)
         if server.poll() is None:
-            page = f"http://{HOST}:{port}/assets/flights"
-            print(f"Dagster is at {page} (Ctrl-C ends it). Press Materialize.", flush=True)
+            page = f"http://{HOST}:{port}"
+            print(f"Dagster is at {page}/assets/flights (Ctrl-C ends it). Press Materialize.")
+            once_there(page)
+            sys.stdout.flush()
         return server.wait() or 1  # nobody asked it to end
     except KeyboardInterrupt:
         print("\nStopping Dagster ...", flush=True)
