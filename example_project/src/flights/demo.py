@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -62,20 +62,12 @@ def main() -> int:
 
 def run(home: Path, port: int | None) -> int:
     """Load and read back; then, given a port, serve the page. Returns the exit status."""
-    for folder in (
-        "bigquery",
-        "changes",
-        "dagster",
-    ):  # of an earlier demo; nothing else of `home` is ours
-        shutil.rmtree(home / folder, ignore_errors=True)
-    (home / "dagster").mkdir(parents=True)
-    (home / "dagster" / "dagster.yaml").write_text(INSTANCE)
-    (home / "dagster" / "workspace.yaml").write_text(WORKSPACE)
+    workspace = prepare(home, "bigquery", "changes")
     changes = home / "changes"
     print("Starting a local BigQuery ...", flush=True)
     with LocalBigQuery(data_dir=home / "bigquery") as local:
         os.environ.update(local.environment)
-        os.environ.update(DAGSTER_HOME=str(home / "dagster"), FLIGHTS_CHANGES=str(changes))
+        os.environ.update(DAGSTER_HOME=str(workspace.parent), FLIGHTS_CHANGES=str(changes))
         bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT").get_value())
         # With the page, the last day comes when somebody can see what the sensor makes of it.
         days = WEEK if port is None else WEEK[:-1]
@@ -83,9 +75,26 @@ def run(home: Path, port: int | None) -> int:
         complete = replay_bookings(bigquery, changes, days) and complete
         if port is None or not complete:
             return 0 if complete else 1
-        return serve(
-            port, home / "dagster" / "workspace.yaml", lambda page: last_day(page, changes)
-        )
+        return serve(port, workspace, lambda page: last_day(page, changes))
+
+
+def prepare(home: Path, *folders: str) -> Path:
+    """Begin anew in a folder, and configure Dagster there.
+
+    Args:
+        home: The folder.
+        folders: Those in it that an earlier demo filled, beside Dagster's. Nothing else is touched.
+
+    Returns:
+        Dagster's workspace file; it stands in DAGSTER_HOME.
+    """
+    for folder in (*folders, "dagster"):
+        shutil.rmtree(home / folder, ignore_errors=True)
+    workspace = home / "dagster" / "workspace.yaml"
+    workspace.parent.mkdir(parents=True)
+    workspace.with_name("dagster.yaml").write_text(INSTANCE)
+    workspace.write_text(WORKSPACE)
+    return workspace
 
 
 def load_week(bigquery: BigQueryResource) -> bool:
@@ -155,26 +164,45 @@ def last_day(page: str, changes: Path) -> None:
 
 
 def serve(port: int, workspace: Path, once_there: Callable[[str], None]) -> int:
-    """Run `dagster dev` until Ctrl-C; `once_there` is told the address of its page."""
-    print("\nStarting Dagster ...", flush=True)
+    """Run Dagster until Ctrl-C; `once_there` is told the address of its page."""
+    try:
+        with dagster(workspace, port) as server:
+            if server.poll() is None:
+                once_there(f"http://{HOST}:{port}")
+                sys.stdout.flush()
+            return server.wait() or 1  # nobody asked it to end
+    except KeyboardInterrupt:
+        return 0
+
+
+@contextlib.contextmanager
+def dagster(workspace: Path, port: int | None) -> Iterator[subprocess.Popen[bytes]]:
+    """Dagster in a process of its own: with its page, once that is there, or the daemon alone."""
+    log = workspace.with_name("log")
+    print(f"\nStarting Dagster, which logs to {log} ...", flush=True)
     # `dg dev` supersedes it, but looks for newer versions of itself on the internet.
     quiet = "ignore:Function `dev_command` is superseded"
-    command = [sys.executable, "-W", quiet, "-m", "dagster", "dev", "-w", str(workspace)]
-    command += ["-h", HOST, "-p", str(port), "--log-level", "warning"]
+    command = [sys.executable, "-W", quiet, "-m", "dagster", "dev", "-h", HOST, "-p", str(port)]
+    if port is None:
+        command = [str(Path(sys.executable).with_name("dagster-daemon")), "run"]
+    command += ["-w", str(workspace), "--log-level", "warning"]
     # In a session of its own, so that it gets one signal, from here, however this one is stopped.
-    server = subprocess.Popen(command, start_new_session=True)
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
-        while server.poll() is None and not is_taken(port):
+        while port and server.poll() is None and not is_taken(port):
             time.sleep(0.2)
-        if server.poll() is None:
-            page = f"http://{HOST}:{port}"
-            print(f"Dagster is at {page}/assets/flights (Ctrl-C ends it). Press Materialize.")
-            once_there(page)
-            sys.stdout.flush()
-        return server.wait() or 1  # nobody asked it to end
+        if port and server.poll() is None:
+            page = f"http://{HOST}:{port}/assets/flights"
+            print(f"Dagster is at {page} (Ctrl-C ends it). Press Materialize.", flush=True)
+        yield server
+        if server.poll() is not None:
+            print(f"\nDagster ended:\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
     except KeyboardInterrupt:
         print("\nStopping Dagster ...", flush=True)
-        return 0
+        raise
     finally:
         end(server)
 
@@ -186,7 +214,7 @@ def is_taken(port: int) -> bool:
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
-    """Ask `dagster dev` to end, and make sure that nothing of it stays: runs, code servers."""
+    """Ask Dagster to end, and make sure that nothing of it stays: runs, code servers."""
     try:
         server.send_signal(signal.SIGINT)
         server.wait(STOP_SECONDS)
