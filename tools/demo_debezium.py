@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import dagster as dg
 from dagster_bq_connector import BigQueryResource
 from dagster_bq_connector.local import LocalBigQuery
 from flights.defs import bookings as definitions
-from flights.demo import HOST, dagster, is_taken, prepare
+from flights.demo import HOST, dagster, heed_signals, is_taken, prepare
 from support.bookings import DAYS, NAMES, Bookings, booked
 from support.chain import Chain
 from support.comparing import compare_table
@@ -44,8 +44,7 @@ def main() -> int:
     port = None if options.no_ui else options.port
     if port and is_taken(port):
         arguments.error(f"port {port} is taken: choose another (PORT=3001 make demo-debezium)")
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
+    heed_signals()
     try:
         return run(options.home.absolute(), port, options.seconds)
     except FileNotFoundError as error:  # a program of PostgreSQL, or Java
@@ -53,7 +52,7 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         print("\nStopped.")
-        return 0 if port else 128 + signal.SIGINT
+        return 128 + signal.SIGINT
 
 
 def run(home: Path, port: int | None, seconds: float) -> int:
@@ -78,7 +77,8 @@ def run(home: Path, port: int | None, seconds: float) -> int:
         equal = followed.is_caught_up() and followed.compare()
         if port and equal:
             print("\nCtrl-C ends it.", flush=True)
-            return server.wait() or 1  # nobody asked it to end
+            with suppress(KeyboardInterrupt):
+                return server.wait() or 1  # nobody asked it to end
         return 0 if equal else 1
 
 

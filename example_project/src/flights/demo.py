@@ -48,16 +48,21 @@ def main() -> int:
     options = arguments.parse_args()
     if not options.no_ui and is_taken(options.port):
         arguments.error(f"port {options.port} is taken: choose another (PORT=3001 make demo)")
-    # A shell ignores SIGINT for what it starts in the background, and dagster would inherit that.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    heed_signals()
     try:
         return run(options.home.absolute(), None if options.no_ui else options.port)
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         print("\nStopped.")
         return 128 + signal.SIGINT
+
+
+def heed_signals() -> None:
+    """Let whatever ends a program from outside raise KeyboardInterrupt: all is ended in order."""
+    # A shell ignores SIGINT for what it starts in the background, and dagster would inherit that.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 def run(home: Path, port: int | None) -> int:
@@ -200,10 +205,8 @@ def dagster(workspace: Path, port: int | None) -> Iterator[subprocess.Popen[byte
         yield server
         if server.poll() is not None:
             print(f"\nDagster ended:\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("\nStopping Dagster ...", flush=True)
-        raise
     finally:
+        print("\nStopping Dagster ...", flush=True)
         end(server)
 
 
