@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import dagster as dg
 from dagster import DagsterInvariantViolationError
 from google.cloud.bigquery import SchemaField
 
+from dagster_bq_connector.cdc.stream import Drained
 from dagster_bq_connector.progress import Log
 from dagster_bq_connector.schema.types import type_name
+from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.write.result import WriteResult
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -40,8 +44,7 @@ class MaterializedWrite(WriteResult):
         table, several = self.table, len(self.partitions) > 1
         scope = "run_" if several else ""
         metadata: dict[str, Any] = {
-            "dagster/table_name": str(table),
-            "dagster/uri": f"bigquery://{table.project}/{table.dataset}/{table.table}",
+            **_address(table),
             "dagster_bq/operation": self.operation,
             "dagster_bq/write_method": self.method,
             f"dagster_bq/{scope}rows": self.rows,
@@ -89,6 +92,55 @@ class MaterializedWrite(WriteResult):
                     asset_key=asset_key,
                     partition_key=key,
                 )
+
+
+def drained_metadata(
+    stream: str, table: str, destination: TableRef, drained: Drained
+) -> dict[str, Any]:
+    """What a run of a change stream did to one of its tables, and where the stream stands.
+
+    Args:
+        stream: The stream's name.
+        table: The source's table.
+        destination: The table.
+        drained: What the run did.
+    """
+    parts = [applied.tables[table] for applied in drained.applied if table in applied.tables]
+    sequences = [each for each in drained.applied if each.first_sequence and each.last_sequence]
+    oldest = drained.lag.oldest
+    waited = (datetime.now(UTC) - oldest).total_seconds() if oldest else 0.0
+    metadata: dict[str, Any] = {
+        **_address(destination),
+        "dagster_bq/stream": stream,
+        "dagster_bq/upserts": sum(part.upserts for part in parts),
+        "dagster_bq/deletes": sum(part.deletes for part in parts),
+        "dagster_bq/superseded": sum(part.superseded for part in parts),
+        "dagster_bq/failed": sum(part.failed for part in parts),
+        "dagster_bq/bytes": sum(part.bytes for part in parts),
+        "dagster_bq/messages": sum(applied.messages for applied in drained.applied),
+        "dagster_bq/plans": len(drained.plans),
+        "dagster_bq/start": dg.MetadataValue.json(drained.start or {}),
+        "dagster_bq/stop": dg.MetadataValue.json(drained.stop or {}),
+        "dagster_bq/lag": drained.lag.changes,
+        "dagster_bq/lag_seconds": waited,
+    }
+    if sequences:
+        metadata["dagster_bq/first_sequence"] = min(str(each.first_sequence) for each in sequences)
+        metadata["dagster_bq/last_sequence"] = max(str(each.last_sequence) for each in sequences)
+    if others := sum((applied.others for applied in drained.applied), Counter[str]()):
+        metadata["dagster_bq/other_tables"] = dict(others)
+    if drained.replayed:
+        metadata["dagster_bq/replayed"] = True
+    if parts and parts[-1].columns:
+        metadata["dagster/column_schema"] = table_schema(parts[-1].columns)
+    return metadata
+
+
+def _address(table: TableRef) -> dict[str, Any]:
+    return {
+        "dagster/table_name": str(table),
+        "dagster/uri": f"bigquery://{table.project}/{table.dataset}/{table.table}",
+    }
 
 
 def table_schema(columns: Any) -> dg.TableSchema:

@@ -20,6 +20,7 @@ from dagster_bq_connector.cdc.watermark import (
 )
 from dagster_bq_connector.errors import ConnectorError, LeaseLostError
 from dagster_bq_connector.ledger.document import new_nonce
+from dagster_bq_connector.write.steps import step
 
 # How often a holder is heard of in the length of a lease: three beats may be late.
 BEATS = 4
@@ -96,7 +97,8 @@ class Lease:
             return failed(state, reason, self._watermark.now()) if reason else state
 
         try:
-            self.state = self._watermark.change(release)
+            with step("release stream"):
+                self.state = self._watermark.change(release)
         except ConnectorError:
             if error is None:  # it is free when the lease is over; all work is committed
                 self._tell("the stream could not be released, and is free when its lease is over")
@@ -126,7 +128,8 @@ class Lease:
             self._must_hold(state)
             return replace(state, plan=replace(plan, lost=plan.lost + 1))
 
-        self.state = self._change(edit)
+        with step("take plan"):
+            self.state = self._change(edit)
         assert self.state.plan is not None
         return self.state.plan
 
@@ -150,7 +153,8 @@ class Lease:
                 return state
             raise self._taken()
 
-        self.state = self._change(edit)
+        with step("commit plan"):
+            self.state = self._change(edit)
         return moved
 
     def stop(self, reason: str) -> None:
@@ -160,7 +164,8 @@ class Lease:
             self._must_hold(state)
             return replace(state, stopped=shortened(reason))
 
-        self.state = self._change(edit)
+        with step("stop stream"):
+            self.state = self._change(edit)
 
     def _try(self) -> Holder | None:
         """Take the stream. The holder that is waited for, when there is one."""
@@ -174,7 +179,8 @@ class Lease:
             now = self._watermark.now()
             return replace(state, holder=Holder(self._run, self._nonce, now))
 
-        self.state = self._watermark.change(edit)
+        with step("take stream"):
+            self.state = self._watermark.change(edit)
         self._heard = time.monotonic()
         return waited
 

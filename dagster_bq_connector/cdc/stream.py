@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOST_RUNS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pace:
     """When changes are worth a run, and how long one goes on.
 

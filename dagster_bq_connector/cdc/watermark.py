@@ -243,6 +243,23 @@ def committed(
     )
 
 
+def moved_to(state: StreamState, position: Position | None, now: datetime) -> StreamState:
+    """The state after an operator has given the stream another position.
+
+    Whoever is at work loses the stream. What is known of the source's order stays.
+    """
+    return replace(
+        state,
+        position=position,
+        plans=state.plans + 1,  # so that no plan has the id of one before
+        plan=None,
+        holder=None,
+        failure=None,
+        done=(),
+        moved=now,
+    )
+
+
 def failed(state: StreamState, reason: str, now: datetime) -> StreamState:
     """The state after a run that ended with an error."""
     count = state.failure.count + 1 if state.failure else 1

@@ -22,7 +22,7 @@ import duckdb
 from sqlglot import exp
 
 from dagster_bq_connector.local.faults import INVALID, StorageFault
-from dagster_bq_connector.local.staging import OFFSET, Row, Stage, identity, transaction
+from dagster_bq_connector.local.staging import OFFSET, Row, Stage, identity, publish_rows
 from dagster_bq_connector.local.upstream import (
     BigQueryError,
     Reference,
@@ -133,13 +133,16 @@ def _merge(table: Reference, keys: list[str], stage: Stage, count: int) -> None:
     with database.writing(*table), database.cursor() as cur:
         uuid = identity(*table)
         cur.execute(winners, [uuid])
-        with transaction(cur):
+
+        def put() -> None:
             cur.execute(
                 f"DELETE FROM {tables.name(*table)} WHERE ({columns}) IN "
                 f"(SELECT ({columns}) FROM {stage.name} WHERE {chosen})"
             )
             upserts = f"{database.quote(CHANGE_TYPE)} = 'UPSERT' AND {chosen}"
             stage.publish(cur, 0, count, where=upserts)
+
+        publish_rows(cur, put)
         cur.execute(
             "INSERT OR REPLACE INTO emulator.cdc_keys SELECT ?, key, sequence FROM cdc_winners",
             [uuid],

@@ -8,7 +8,7 @@ write to one attached database only, so a stage is filled before and dropped aft
 
 import contextlib
 import uuid
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 import duckdb
@@ -20,6 +20,8 @@ from dagster_bq_connector.local.upstream import Reference, database, tables, wri
 
 OFFSET = "_stage_offset"
 PREFIX = "stage-"
+CONFLICT = "Transaction conflict"  # as DuckLake says it
+ATTEMPTS = 10
 Row = dict[str, Any]
 
 
@@ -48,6 +50,22 @@ def identity(project_id: str, dataset_id: str, table_id: str) -> str | None:
         [dataset_id, table_id],
     )
     return rows[0][0] if rows else None
+
+
+def publish_rows(cur: duckdb.DuckDBPyConnection, work: Callable[[], None]) -> None:
+    """Do work of a cursor in a transaction, again when the table was altered meanwhile.
+
+    The caller holds the table's writer lock, which ALTER TABLE does not take; the service commits
+    both. Of a table that was dropped, the next try says so.
+    """
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            with transaction(cur):
+                work()
+            return
+        except duckdb.Error as error:
+            if not left or CONFLICT not in str(error):
+                raise
 
 
 class Stage:

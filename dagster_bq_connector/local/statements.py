@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 from sqlglot import exp
 
+from dagster_bq_connector.local.staging import CONFLICT
 from dagster_bq_connector.local.upstream import (
     BigQueryError,
     database,
@@ -26,7 +27,6 @@ from dagster_bq_connector.local.upstream import (
 
 FILTERED = (exp.Update, exp.Delete)  # upstream refuses every MERGE of such a table
 CHANGING = (*FILTERED, exp.Insert, exp.Merge, exp.TruncateTable)
-CONFLICT = "Transaction conflict"  # as DuckLake says it
 TO_INTERVAL, TO_INTERVAL_OR_NULL = "bq.main._to_interval", "bq.main._to_interval_or_null"
 _PATTERN = r"([+-]?)(\d+)-(\d+) ([+-]?\d+) ([+-]?)(\d+):(\d+):(\d+)(?:\.(\d{1,6}))?"
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from dagster_bq_connector.local import arrow_rows, cdc, proto_rows
 from dagster_bq_connector.local.faults import INVALID, Code, StorageFault
-from dagster_bq_connector.local.staging import Row, Stage, identity, transaction
+from dagster_bq_connector.local.staging import Row, Stage, identity, publish_rows, transaction
 from dagster_bq_connector.local.upstream import Reference, database, read, server, tables, write
 
 SERVICE = "google.cloud.bigquery.storage.v1.BigQueryWrite"
@@ -88,8 +88,8 @@ class Stream:
     def show(self, stop: int) -> None:
         """Make the rows before offset `stop` visible."""
         if self.stage:
-            with database.writing(*self.table), database.cursor() as cur, transaction(cur):
-                self.publish(cur, self.flushed, stop)
+            with database.writing(*self.table), database.cursor() as cur:
+                publish_rows(cur, lambda: self.publish(cur, self.flushed, stop))
         self.flushed = stop
 
     def publish(self, cur: duckdb.DuckDBPyConnection, start: int, stop: int) -> None:

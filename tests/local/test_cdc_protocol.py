@@ -4,14 +4,15 @@ import dataclasses
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dagster_bq_connector import BigQueryResource
 from dagster_bq_connector.cdc.lease import Lease
-from dagster_bq_connector.cdc.look import Runs, Tried, look
+from dagster_bq_connector.cdc.look import LaunchedRun, Runs, Tried, look
 from dagster_bq_connector.cdc.stream import Pace, Request
-from dagster_bq_connector.cdc.watermark import Plan, StreamState, failed
+from dagster_bq_connector.cdc.watermark import Plan, StreamState, failed, utc_now
 from dagster_bq_connector.errors import (
     ConfigurationError,
     LeaseLostError,
@@ -394,3 +395,26 @@ def test_an_entry_that_was_edited_by_hand_is_told(numbers: Numbers) -> None:
     ledger.compare_and_set(entry, {"position": 3})
     with pytest.raises(LedgerError, match=r"is no entry of a stream, or was edited by hand"):
         numbers.worker().drain()
+
+
+@pytest.mark.parametrize(
+    ("phase", "age", "reason"),
+    [
+        ("queued", 10_000, "run r is queued"),
+        ("starting", 59, "run r is being started"),
+        ("starting", 61, None),  # such as one whose launcher died: it may never start
+        ("running", 59, "run r is beginning"),
+        ("running", 61, None),  # it would hold the stream by now
+    ],
+)
+def test_a_run_that_was_launched_is_waited_for(
+    numbers: Numbers, phase: Any, age: float, reason: str | None
+) -> None:
+    numbers.pace = dataclasses.replace(EAGER, lease_seconds=60)
+    numbers.put(1)
+    run = LaunchedRun("r", phase, utc_now() - timedelta(seconds=age))
+    runs = Runs(lambda: [run], NO_RUNS.tried, NO_RUNS.is_over)
+    seen = look(numbers.watermark, numbers.source, numbers.pace, runs, 0)
+    assert (seen.plan is None) is (reason is not None)
+    if reason:
+        assert seen.reason == reason

@@ -7,13 +7,14 @@ import pytest
 from google.cloud.bigquery import SchemaField
 
 from dagster_bq_connector import BigQueryResource
-from dagster_bq_connector.cdc.apply.upsert import Applied, Upsert
-from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
+from dagster_bq_connector.cdc.apply import batches, target
 from dagster_bq_connector.cdc.event import Fate
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
 from dagster_bq_connector.cdc.table import CdcTable
-from dagster_bq_connector.progress import Progress
-from support.debezium import captured
+from dagster_bq_connector.errors import FailedEventsError, OrderBreakError
+from support.debezium import captured, event
+from support.fake_storage import acknowledged
+from support.upserts import SOURCE, apply, change, changes, orders, rows, upsert
 
 ORDERS_COLUMNS = [
     SchemaField("id", "INTEGER", "REQUIRED"),
@@ -29,23 +30,6 @@ COMPOSITE_COLUMNS = [
 ]
 
 
-def upsert(bigquery: BigQueryResource, tables: dict[str, CdcTable], **more: Any) -> Upsert:
-    more.setdefault("format", DebeziumJson(time_precision="microseconds"))
-    more.setdefault("ordering", PostgresLsn(transaction_order=True))
-    return Upsert(bigquery.connect(), "shop", tables=tables, **more)
-
-
-def apply(upsert: Upsert, *batches: Any) -> Applied:
-    with Progress("applying", lambda _: None) as progress:
-        return upsert.apply(batches, {}, progress)
-
-
-def rows(bigquery: BigQueryResource, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
-    with bigquery.get_client() as client:
-        found = client.query_and_wait(f"SELECT {columns} FROM {table}")
-        return sorted((tuple(row.values()) for row in found), key=repr)
-
-
 @pytest.mark.parametrize("schemas", [True, False], ids=["with schemas", "plain"])
 def test_a_captured_run_ends_in_the_tables_of_the_source(
     bigquery: BigQueryResource, dataset: str, schemas: bool
@@ -56,7 +40,9 @@ def test_a_captured_run_ends_in_the_tables_of_the_source(
         "public.orders": CdcTable(f"{dataset}.orders", **more),
         "public.composite": CdcTable(f"{dataset}.composite", **composite),
     }
-    applied = apply(upsert(bigquery, tables), captured(schemas))
+    applied = apply(
+        upsert(bigquery, tables, ordering=PostgresLsn(transaction_order=True)), captured(schemas)
+    )
     assert rows(bigquery, f"{dataset}.orders", "id, customer, CAST(amount AS NUMERIC), note") == [
         (1, "ann", Decimal("100.99"), None),
         (1001, "bob", None, None),
@@ -81,3 +67,214 @@ def test_a_captured_run_ends_in_the_tables_of_the_source(
     assert applied.first_sequence is not None
     assert applied.first_sequence.startswith("0" * 16)
     assert applied.failed == 0
+
+
+ROW = [(1, 1, "old")]
+NEW, GONE = [(1, 2, "new")], []
+# What the table holds of a key before: nothing, a row of an older change, of a newer one, and a
+# newer delete. And what comes of each operation then.
+BEFORE = {
+    "nothing": [],
+    "an older row": [change("c", 10, 1, 1, "old")],
+    "a newer row": [change("u", 90, 1, 1, "old")],
+    "a newer delete": [change("d", 90)],
+}
+LATER = {"a newer row": ROW, "a newer delete": GONE}  # whatever the operation
+OUTCOMES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
+    "create": (change("c", 20, 1, 2, "new"), {"nothing": NEW, "an older row": NEW}),
+    "update": (change("u", 20, 1, 2, "new"), {"nothing": NEW, "an older row": NEW}),
+    "read": (change("r", 20, 1, 2, "new"), {"nothing": NEW, "an older row": NEW}),
+    "delete": (change("d", 20), {"nothing": GONE, "an older row": GONE}),
+}
+# Messages that change no row of the table.
+PASSED: dict[str, tuple[tuple[Any, Any], Fate]] = {
+    "tombstone": (({"id": 1}, None), Fate.tombstone),
+    "heartbeat": (({"serverName": "shop"}, {"ts_ms": 1}), Fate.heartbeat),
+    "transaction": (({"id": "7:1"}, {"status": "BEGIN", "id": "7:1"}), Fate.transaction),
+    "logical message": (({"prefix": "p"}, event("m", lsn=20)), Fate.logical_message),
+    "schema change": ((None, {"ddl": "DROP", "source": {"db": "shop"}}), Fate.schema_change),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("operation", OUTCOMES)
+def test_each_operation_on_each_state_of_its_row(
+    bigquery: BigQueryResource, dataset: str, operation: str, before: str
+) -> None:
+    """In batches of their own, in one batch, and twice."""
+    given, outcomes = OUTCOMES[operation]
+    expected = (outcomes | LATER)[before]
+    apart, together = f"{dataset}.apart", f"{dataset}.together"
+    applying = upsert(bigquery, orders(apart))
+    if earlier := BEFORE[before]:
+        apply(applying, changes(*earlier))
+    for _ in range(2):
+        applied = apply(applying, changes(given))
+        assert applied.fates == {Fate.change: 1}
+        assert rows(bigquery, apart) == expected
+    apply(upsert(bigquery, orders(together)), changes(*BEFORE[before], given))
+    assert rows(bigquery, together) == expected
+
+
+@pytest.mark.parametrize("kind", PASSED)
+def test_messages_that_change_no_row_are_counted(
+    bigquery: BigQueryResource, dataset: str, kind: str
+) -> None:
+    message, fate = PASSED[kind]
+    given = changes(change("c", 10, 1, 1, "old"), message)
+    applied = apply(upsert(bigquery, orders(f"{dataset}.t")), given)
+    assert applied.fates == {Fate.change: 1, fate: 1}
+    assert rows(bigquery, f"{dataset}.t") == ROW
+
+
+def test_a_truncate_stops_the_stream_unless_it_is_ignored(
+    bigquery: BigQueryResource, dataset: str
+) -> None:
+    table = f"{dataset}.t"
+    apply(upsert(bigquery, orders(table)), changes(change("c", 10, 1, 1, "old")))
+    truncate = changes(change("c", 20, 2), (None, event("t", lsn=30, committed=29, ts_ms=30)))
+    for policy in ("fail", "drop"):
+        with pytest.raises(FailedEventsError, match=r"@1: public.orders was truncated.*\Z") as info:
+            apply(upsert(bigquery, orders(table), failed_rows=policy), truncate)
+        assert "truncates='ignore'" in str(info.value)
+        assert rows(bigquery, table) == ROW
+    applied = apply(upsert(bigquery, orders(table), truncates="ignore"), truncate)
+    assert applied.fates == {Fate.change: 1, Fate.truncate: 1}
+    assert len(rows(bigquery, table)) == 2
+    other = changes((None, event("t", table="customers")))
+    assert apply(upsert(bigquery, orders(table)), other).fates == {Fate.truncate: 1}
+
+
+def test_a_changed_key_in_any_order(bigquery: BigQueryResource, dataset: str) -> None:
+    """Public failure case 24: d(1), tombstone, c(2) with one LSN, delivered out of order."""
+    table = f"{dataset}.t"
+    delete, tombstone, create = change("d", 20, 1), ({"id": 1}, None), change("c", 20, 2, 1, "x")
+    applying = upsert(bigquery, orders(table))
+    apply(applying, changes(change("c", 10, 1, 1, "x")))
+    apply(applying, changes(create), changes(tombstone), changes(delete))
+    assert rows(bigquery, table) == [(2, 1, "x")]
+    apply(applying, changes(tombstone, create, delete))
+    assert rows(bigquery, table) == [(2, 1, "x")]
+
+
+def test_a_plan_may_be_applied_again_and_nothing_changes(
+    bigquery: BigQueryResource, dataset: str
+) -> None:
+    table = f"{dataset}.t"
+    applying = upsert(bigquery, orders(table))
+    first = changes(change("c", 10, 1, 1, "a"), change("c", 11, 2, 2, "b"))
+    second = changes(change("u", 20, 1, 3, "c"), change("d", 21, 2))
+    applied = apply(applying, first, second)
+    assert apply(applying, first, second) == applied
+    assert apply(applying, first).state != applied.state
+    assert rows(bigquery, table) == [(1, 3, "c")]
+
+
+def test_tables_of_one_topic_and_tables_that_nobody_names(
+    bigquery: BigQueryResource, dataset: str
+) -> None:
+    tables = orders(f"{dataset}.t") | {"public.items": CdcTable(f"{dataset}.items")}
+    tables["public.items"] = CdcTable(f"{dataset}.items", schema=orders("d.t")[SOURCE].schema)
+    row = {"id": 7, "n": 7, "s": "x"}
+    given = changes(
+        change("c", 10, 1, 1, "old"),
+        ({"id": 7}, event("c", row, table="items")),
+        ({"id": 8}, event("c", row, table="nobody")),
+        (None, event("c", row, table="keyless")),
+    )
+    applied = apply(upsert(bigquery, tables), given)
+    assert rows(bigquery, f"{dataset}.t") == ROW
+    assert rows(bigquery, f"{dataset}.items") == [(7, 7, "x")]
+    assert applied.others == {"public.nobody": 1, "public.keyless": 1}
+    assert applied.fates == {Fate.change: 4}
+    assert {name: table.upserts for name, table in applied.tables.items()} == {
+        SOURCE: 1,
+        "public.items": 1,
+    }
+
+
+def test_order_that_is_lost_stops_before_anything_of_the_batch(
+    bigquery: BigQueryResource, dataset: str
+) -> None:
+    table = f"{dataset}.t"
+    lost = ({"id": 2}, event("c", {"id": 2}, lsn=3, committed=2, ts_ms=90_000))
+    with pytest.raises(OrderBreakError):
+        apply(
+            upsert(bigquery, orders(table)),
+            changes(change("c", 10, 1, 1, "old")),
+            changes(change("c", 11, 3), lost),
+        )
+    with bigquery.get_client() as client:
+        assert table.split(".")[1] not in [t.table_id for t in client.list_tables(dataset)]
+
+
+def test_who_has_lost_the_lease_sends_nothing_more(
+    bigquery: BigQueryResource, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MOST_ROWS", 1)
+    table, calls = f"{dataset}.t", list[int]()
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("the lease is lost")
+
+    given = [changes(change("c", 10, 1, 1, "old")), changes(change("c", 11, 2))]
+    with pytest.raises(RuntimeError, match="the lease is lost"):
+        apply(upsert(bigquery, orders(table)), *given, check=check)
+    assert len(calls) == 2
+    assert rows(bigquery, table) in (ROW, [])  # what was under way may have arrived
+
+
+def test_many_batches_of_several_tables_in_bounded_memory(
+    bigquery: BigQueryResource, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MOST_ROWS", 50)
+    monkeypatch.setattr(target, "HELD_BYTES", 100_000)
+    given = [
+        changes(*(change("u", 10 + n, n % 300, n, "x" * 100) for n in range(start, start + 100)))
+        for start in range(0, 2_000, 100)
+    ]
+    applied = apply(upsert(bigquery, orders(f"{dataset}.t")), *given)
+    assert applied.tables[SOURCE].upserts == 2_000
+    expected = {n % 300: n for n in range(2_000)}
+    assert rows(bigquery, f"{dataset}.t", "id, n") == sorted(expected.items(), key=repr)
+
+
+def test_small_batches_are_put_together(bigquery: BigQueryResource, dataset: str) -> None:
+    given = [changes(change("u", 10 + n, 1, n, "x")) for n in range(100)]
+    checks: list[int] = []
+    applying = upsert(bigquery, orders(f"{dataset}.t"))
+    applied = apply(applying, *given, check=lambda: checks.append(1))
+    assert len(checks) == 1
+    assert applied.messages == 100
+    assert (applied.tables[SOURCE].upserts, applied.tables[SOURCE].superseded) == (1, 99)
+    assert rows(bigquery, f"{dataset}.t") == [(1, 99, "x")]
+
+
+def test_nothing_to_apply(bigquery: BigQueryResource, dataset: str) -> None:
+    applied = apply(upsert(bigquery, orders(f"{dataset}.t")))
+    assert (applied.messages, applied.state, applied.tables) == (0, {}, {})
+    assert applied.first_sequence is None
+
+
+def test_every_change_carries_both_pseudo_columns(
+    bigquery: BigQueryResource, dataset: str, fields: dict[str, Any], storage: Any
+) -> None:
+    """Public failure case 16: without them in the descriptor, changes are appended as rows."""
+    received: list[Any] = []
+
+    def append(requests, _context):
+        for request in requests:
+            received.append(request)
+            yield acknowledged()
+
+    storage.append = append
+    faked = BigQueryResource(**(fields | {"storage_endpoint": f"http://{storage.address}"}))
+    apply(upsert(faked, orders(f"{dataset}.t")), changes(change("c", 10, 1, 1, "x")))
+    [request] = received
+    assert request.write_stream.endswith("/tables/t/streams/_default")
+    descriptor = request.proto_rows.writer_schema.proto_descriptor
+    names = [field.name for field in descriptor.field]
+    assert names == ["id", "n", "s", "_CHANGE_TYPE", "_CHANGE_SEQUENCE_NUMBER"]
+    assert b"UPSERT" in request.proto_rows.rows.serialized_rows[0]

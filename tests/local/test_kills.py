@@ -23,7 +23,9 @@ from dagster_bq_connector import (
     TableOptions,
     TimePartitioning,
 )
-from support.kills import ROWS, Attempts, Order, rows_of
+from support import kills
+from support.forks import Attempts
+from support.kills import ROWS, Order, rows_of
 from support.soak_report import table, write_section
 
 SOAK = bool(os.environ.get("SOAK"))
@@ -53,7 +55,7 @@ pytestmark = pytest.mark.local_only("it kills some hundred processes, at a secon
 @pytest.fixture(scope="module")
 def attempts() -> Iterator[Attempts]:
     BEGAN.append(time.monotonic())
-    with Attempts() as attempts:
+    with Attempts(kills.__file__) as attempts:
         yield attempts
 
 

@@ -267,3 +267,17 @@ def test_other_changes_of_a_table_keep_the_order(lab, table, connection):
     renamed = lab.connect(lab.default_stream(lab.name(new_id)), connection._rows)
     send(renamed, upsert(1, "stale", "8"))
     assert lab.rows(lab.name(new_id), "name") == [("a",)]
+
+
+def test_columns_may_be_added_while_changes_come(lab, table, changes, together):
+    def send_changes():
+        connection = lab.connect(lab.default_stream(table), changes)
+        for number in range(15):
+            send(connection, upsert(number, "a", "1"))
+
+    def add_columns():
+        for number in range(5):
+            lab.sql(f"ALTER TABLE `{table}` ADD COLUMN more_{number} INT64")
+
+    assert together([send_changes, add_columns]) == [None, None]
+    assert len(lab.rows(table, "id")) == 15

@@ -1,19 +1,7 @@
-"""Writes in processes that die, or stop for a while, at any step that the code names.
-
-Run as a program, it forks a process for each order that it reads, so that none has to import
-everything again; it has opened no connection itself.
-"""
+"""Writes in processes that die, or stop for a while, at any step that the code names."""
 
 import datetime as dt
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +15,8 @@ from dagster_bq_connector import (
     FileLoadsWriter,
     RowSlice,
 )
-from dagster_bq_connector.write import default_stream, own_stream, parts, staging, steps
+from dagster_bq_connector.write import default_stream, own_stream, parts, staging
+from support.forks import Attempt, fork_for, observe, tell_steps
 
 ROWS = 240
 SCHEMA = pa.schema([("day", pa.date32()), ("part", pa.int64()), ("n", pa.int64())])
@@ -43,8 +32,8 @@ def rows_of(day: str, part: int, first: int = 0, count: int = ROWS) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-@dataclass
-class Order:
+@dataclass(kw_only=True)
+class Order(Attempt):
     """One attempt at a write.
 
     Attributes:
@@ -60,11 +49,6 @@ class Order:
         uris: The files of `load_uris`.
         batch: Rows of a batch.
         max_uris: Files of a load job, if it is to be less than BigQuery takes.
-        die: At which step it is killed, by number from 0; never when None.
-        stop: The same, for waiting until `go` exists; `stopped` is made then.
-        go: A path.
-        stopped: A path.
-        steps: Where the names of its steps are written, when it lives.
     """
 
     writer: str
@@ -79,11 +63,6 @@ class Order:
     uris: list[str] = field(default_factory=list)
     batch: int = 100
     max_uris: int = 0
-    die: int | None = None
-    stop: int | None = None
-    go: str = ""
-    stopped: str = ""
-    steps: str = ""
 
 
 def attempt(order: Order) -> None:
@@ -91,19 +70,7 @@ def attempt(order: Order) -> None:
     default_stream.PREFERRED_BYTES = own_stream.PREFERRED_BYTES = 1_500
     staging.FILE_BYTES = 1_500
     parts.MAX_URIS = order.max_uris or parts.MAX_URIS
-    named: list[str] = []
-
-    def observe(step: str, over: bool) -> None:
-        number = len(named)
-        named.append(f"{'after' if over else 'before'} {step}")
-        if number == order.die:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number == order.stop:
-            Path(order.stopped).touch()
-            while not Path(order.go).exists():
-                time.sleep(0.01)
-
-    steps.observe(observe)
+    named = observe(order)
     kinds = {
         each.__name__: each for each in (DefaultStreamWriter, ExactlyOnceWriter, FileLoadsWriter)
     }
@@ -124,8 +91,7 @@ def attempt(order: Order) -> None:
     else:
         write = writer.append if order.operation == "append" else writer.replace
         write(pieces, destination, key=order.key)
-    if order.steps:
-        Path(order.steps).write_text(json.dumps(named))
+    tell_steps(order, named)
 
 
 def write_on(writer: Any, destination: str, order: Order) -> None:
@@ -137,66 +103,5 @@ def write_on(writer: Any, destination: str, order: Order) -> None:
             write.checkpoint(start + count)
 
 
-@dataclass
-class Attempts:
-    """Starts attempts, and tells how they ended."""
-
-    process: Any = field(default=None)
-
-    def __enter__(self) -> "Attempts":
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def start(self, order: Order) -> int:
-        """Start an attempt. Gives its process id."""
-        return int(self._ask({"order": vars(order)}))
-
-    def wait(self, pid: int) -> int:
-        """Wait for an attempt. Gives 0, what it failed with, or minus the signal it died of."""
-        return int(self._ask({"wait": pid}))
-
-    def run(self, order: Order) -> int:
-        """Start, and wait."""
-        return self.wait(self.start(order))
-
-    def _ask(self, question: dict[str, Any]) -> str:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline()
-
-
-def main() -> None:
-    """Fork for orders."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever is printed by the attempts is no answer
-    for line in sys.stdin:
-        question = json.loads(line)
-        if "wait" in question:
-            _, status = os.waitpid(question["wait"], 0)
-            answer = os.waitstatus_to_exitcode(status)
-        elif (answer := os.fork()) == 0:
-            code = 1
-            try:
-                attempt(Order(**question["order"]))
-                code = 0
-            except Exception:  # noqa: BLE001  # it is shown, and its process ends
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        print(answer, file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    fork_for(Order, attempt)

@@ -141,6 +141,10 @@ class Letters:
     """A table of dead letters: a message has one row in it, however often it fails.
 
     It is a table that changes are applied to, too: the time of a failure is its sequence.
+
+    Attributes:
+        ref: Its address.
+        kept: The `source`s of what was kept, in batches, if somebody wants to know: None when not.
     """
 
     def __init__(
@@ -156,6 +160,7 @@ class Letters:
         self._connection, self._stream, self._run_id = connection, stream, run_id
         self._progress = progress
         self._appender: ChangeAppender | None = None
+        self.kept: list[pa.Array[Any]] | None = None
 
     def keep(self, messages: pa.RecordBatch, tables: Any, columns: Any, reasons: Any) -> None:
         """Write dead letters.
@@ -170,10 +175,13 @@ class Letters:
         now = pa.scalar(time.time_ns() // 1_000, pa.timestamp("us", "UTC"))
         file = (messages.schema.metadata or {}).get(FILE)
         name = None if file is None else file.decode(errors="replace")
+        named = sources(messages)
+        if self.kept is not None:
+            self.kept.append(named)
         self._add(
             [
                 pa.repeat(self._stream, count),
-                sources(messages),
+                named,
                 messages.column("topic").cast(pa.string()),
                 messages.column("partition").cast(pa.int64()),
                 messages.column("offset"),

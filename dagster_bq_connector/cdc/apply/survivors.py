@@ -50,6 +50,8 @@ class Shape:
         columns: Its columns.
         key: Its primary key.
         evolves: Whether it is given columns that it lacks.
+        fills: Whether a value that was not sent is that of the change before: not when changes
+            may be missing between the two.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Shape:
     columns: Sequence[SchemaField]
     key: Sequence[str]
     evolves: bool
+    fills: bool = True
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ class Chooser:
             absent = read.missing.get(name)
             has = has_row if absent is None else has_row & ~absent[row_of]
             known = np.maximum.accumulate(np.where(gone, -1, numbers))
-            found = gone & (known >= begin) & has[known]
+            found = gone & (known >= begin) & has[known] & self._shape.fills
             source = np.arange(len(read.kept))
             source[row_of[found]] = row_of[known[found]]
             column = names.index(name)

@@ -196,6 +196,7 @@ class Target:
         cdc: CdcTable,
         progress: Progress,
         refused: Refused,
+        fills: bool = True,
     ) -> None:
         """Name the table; it is looked up at its first change.
 
@@ -206,10 +207,11 @@ class Target:
             cdc: What is asked for.
             progress: Counts acknowledged rows.
             refused: Takes the events that BigQuery has refused.
+            fills: See `Shape`.
         """
         self.applied = TableApplied()
         self._connection, self._format, self._source = connection, format, source
-        self._cdc, self._progress, self._refused = cdc, progress, refused
+        self._cdc, self._progress, self._refused, self._fills = cdc, progress, refused, fills
         self._ref = TableRef.parse(cdc.table, project=connection.project).at(None)
         self._contracted: Contracted | None = None
         self._appender: ChangeAppender | None = None
@@ -230,11 +232,14 @@ class Target:
             found = ensure(self._connection.admin, self._ref, self._cdc, key, wanted)
         evolves = self._cdc.evolution == "add"
         if evolves and with_columns(found.table.columns, wanted) != list(found.table.columns):
+            self.settle()  # what is under way has not the columns
             table = self._connection.admin.add_columns(self._ref, wanted)
             # Whether the table itself is new is what the append must know.
             found = replace(found, table=replace(table, age=found.table.age))
         self._contracted = found
-        shape = Shape(str(self._ref), self._source, found.table.columns, found.key, evolves)
+        shape = Shape(
+            str(self._ref), self._source, found.table.columns, found.key, evolves, self._fills
+        )
         chooser = Chooser(self._format, events, sequences, shape)
         survivors = chooser.choose(candidates)
         self.applied.columns = found.table.columns

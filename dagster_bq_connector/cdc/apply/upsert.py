@@ -93,15 +93,7 @@ class Upsert:
             ConfigurationError: A policy that is none, or a table that is parked without dead
                 letters.
         """
-        check_policy(failed_rows)
-        if truncates not in ("fail", "ignore"):
-            raise ConfigurationError(f"truncates={truncates!r}: it is 'fail' or 'ignore'.")
-        parked = [name for name, table in tables.items() if table.parked]
-        if parked and not isinstance(failed_rows, DeadLetters):
-            raise ConfigurationError(
-                f"{', '.join(parked)}: the changes of a parked table are kept as dead letters, so "
-                "failed_rows must be DeadLetters(table)."
-            )
+        check_settings(tables, failed_rows, truncates)
         self.connection, self.stream, self.run_id = connection, stream, run_id
         self.format, self.ordering, self.tables = format, ordering, dict(tables)
         self.failed_rows: FailedRowPolicy = failed_rows
@@ -149,10 +141,20 @@ class Upsert:
 class Plan:
     """The messages of one plan while they are applied."""
 
-    def __init__(self, upsert: Upsert, state: State, progress: Progress) -> None:
-        """Begin; nothing is opened before the first change."""
+    def __init__(
+        self, upsert: Upsert, state: State, progress: Progress, redriven: bool = False
+    ) -> None:
+        """Begin; nothing is opened before the first change.
+
+        Args:
+            upsert: What changes are applied by.
+            state: The ordering profile's state.
+            progress: Counts acknowledged rows.
+            redriven: They are dead letters. Others that followed them may have been applied, and
+                none of them is passed over.
+        """
         self.applied = Applied(state)
-        self._upsert, self._progress = upsert, progress
+        self._upsert, self._progress, self._redriven = upsert, progress, redriven
         self._targets: dict[str, Target] = {}
         self.failures = Failures(
             upsert.connection, upsert.stream, upsert.failed_rows, upsert.run_id, progress
@@ -175,7 +177,7 @@ class Plan:
         prepared: list[tuple[Target, Prepared]] = []
         for name, changes in _by_table(events).items():
             if name not in self._upsert.tables:
-                self.applied.others[name] += len(changes)
+                failed += self._pass_over(events, changes, name)
                 continue
             table = self.applied.tables.setdefault(name, TableApplied())
             if self._upsert.tables[name].parked:
@@ -195,16 +197,25 @@ class Plan:
             target.send(found)
 
     def finish(self) -> Applied:
+        """Wait until all is acknowledged, and end what is open."""
+        applied = self.settle()
+        self.close()
+        return applied
+
+    def settle(self) -> Applied:
         """Wait until all is acknowledged."""
         for target in self._targets.values():
             target.settle()
         self.failures.settle()
-        for each in (*self._targets.values(), self.failures):
-            each.close()
         self.applied.fates = +self.applied.fates  # without those that are none in the end
         self.applied.failed = self.failures.count
         self.applied.failed_events = self.failures.named
         return self.applied
+
+    def close(self) -> None:
+        """End what is open, once all is settled."""
+        for each in (*self._targets.values(), self.failures):
+            each.close()
 
     def abandon(self) -> None:
         """End what is open now."""
@@ -225,6 +236,7 @@ class Plan:
                 upsert.tables[name],
                 self._progress,
                 refused,
+                fills=not self._redriven,
             )
             target.applied = self.applied.tables[name]
             self._targets[name] = target
@@ -265,15 +277,28 @@ class Plan:
         kept: list[tuple[FailedEvent, str | None]] = []
         for event in events.failed:
             name = source_table(events.messages.column("value")[event.message].as_py())
-            if name is None or name in self._upsert.tables:
+            if name is None or name in self._upsert.tables or self._redriven:
                 kept.append((event, name))
-                if name is not None:
+                if name in self._upsert.tables:
                     self.applied.tables.setdefault(name, TableApplied()).failed += 1
             else:
                 self.applied.others[name] += 1
                 self._move(Fate.failed, Fate.change, 1)
         self._move(Fate.failed, Fate.change, len(kept))  # counted where they are dealt with
         return kept
+
+    def _pass_over(
+        self, events: Events, changes: Indices, name: str
+    ) -> list[tuple[FailedEvent, str | None]]:
+        """Changes of a table that the stream does not name. A dead letter stays one."""
+        if not self._redriven:
+            self.applied.others[name] += len(changes)
+            return []
+        messages = events.changes.column("message").take(pa.array(changes, pa.int64()))
+        reason = f"the stream names no table for {name}: add it to its tables"
+        return [
+            (FailedEvent(message, None, reason), name) for message in messages.to_numpy().tolist()
+        ]
 
     def _fail(self, events: Events, failed: Sequence[tuple[FailedEvent, str | None]]) -> None:
         self._move(Fate.change, Fate.failed, len(failed))
@@ -297,6 +322,25 @@ class Plan:
             applied.first_sequence = min(applied.first_sequence or bounds["min"], bounds["min"])
             applied.last_sequence = max(applied.last_sequence or bounds["max"], bounds["max"])
         return changes[taken.is_valid().to_numpy(zero_copy_only=False)]
+
+
+def check_settings(
+    tables: Mapping[str, CdcTable], failed_rows: FailedRowPolicy, truncates: Truncates
+) -> None:
+    """Refuse settings of an `Upsert` that cannot work.
+
+    Raises:
+        ConfigurationError: A policy that is none, or a table that is parked without dead letters.
+    """
+    check_policy(failed_rows)
+    if truncates not in ("fail", "ignore"):
+        raise ConfigurationError(f"truncates={truncates!r}: it is 'fail' or 'ignore'.")
+    parked = [name for name, table in tables.items() if table.parked]
+    if parked and not isinstance(failed_rows, DeadLetters):
+        raise ConfigurationError(
+            f"{', '.join(parked)}: the changes of a parked table are kept as dead letters, so "
+            "failed_rows must be DeadLetters(table)."
+        )
 
 
 def _by_table(events: Events) -> dict[str, Indices]:
