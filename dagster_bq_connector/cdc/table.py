@@ -51,7 +51,7 @@ class CdcTable:
             on while this one is mended.
 
     Raises:
-        ConfigurationError: More columns than BigQuery takes, or values that are none.
+        ConfigurationError: A partition, more columns than BigQuery takes, or values that are none.
     """
 
     table: str | TableRef
@@ -73,6 +73,10 @@ class CdcTable:
                 raise ConfigurationError(f"{name}={columns!r}: write a list of column names.")
             if columns is not None and len(columns) > limit:
                 raise ConfigurationError(f"{name} takes {limit} columns at most.")
+        if "$" in str(self.table):
+            raise ConfigurationError(
+                f"{self.table} is one partition: changes are applied to a whole table."
+            )
         if self.max_staleness is not None and self.max_staleness < timedelta(0):
             raise ConfigurationError(
                 f"max_staleness={self.max_staleness}: it is no time before now. timedelta(0) "

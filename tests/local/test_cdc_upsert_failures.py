@@ -1,6 +1,8 @@
 """Events that cannot be applied: named, and dealt with as the policy says; dead letters."""
 
 import datetime as dt
+import re
+import uuid
 from typing import Any
 
 import pytest
@@ -71,25 +73,45 @@ def redriven(applying: Upsert) -> tuple[int, int]:
     return done.applied, done.failed
 
 
+@pytest.fixture(scope="module")
+def table(bigquery: BigQueryResource) -> str:
+    """A table that no bad event has changed."""
+    dataset = f"bad_{uuid.uuid4().hex[:12]}"
+    with bigquery.get_client() as client:
+        client.create_dataset(dataset)
+    apply(upsert(bigquery, orders(f"{dataset}.t")), changes(GOOD))
+    return f"{dataset}.t"
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_event_is_named_and_nothing_of_its_batch_is_sent(
-    bigquery: BigQueryResource, dataset: str, kind: str
+    bigquery: BigQueryResource, table: str, kind: str
 ) -> None:
     message, text = BAD[kind]
-    table = f"{dataset}.t"
     given = changes(GOOD, message, change("c", 30, 8, 8, "good, too"))
-    apply(upsert(bigquery, orders(table)), changes())
     with pytest.raises(FailedEventsError, match=rf"shop.public.orders\[0\]@1.*{text}") as caught:
         apply(upsert(bigquery, orders(table)), given)
     assert len(caught.value.events) == 1
-    with bigquery.get_client() as client:
-        there = [each.table_id for each in client.list_tables(dataset)]
-    assert not there or rows(bigquery, table) == []
-    applied = apply(upsert(bigquery, orders(table), failed_rows="drop"), given)
-    assert rows(bigquery, table) == [(7, 7, "good"), (8, 8, "good, too")]
-    assert applied.failed == applied.fates[Fate.failed] == 1
-    assert applied.fates[Fate.change] == 2
-    assert applied.failed_events == caught.value.events
+    assert rows(bigquery, table) == [(7, 7, "good")]
+
+
+def test_bad_events_that_are_dropped_are_counted_and_named(
+    bigquery: BigQueryResource, dataset: str
+) -> None:
+    """All of them in one batch, good ones between them."""
+    # Beside the others of its key, that value is known.
+    bad = [each for kind, each in BAD.items() if kind != "a value that was not sent"]
+    good = [change("c", 30 + n, 100 + n, n, "good") for n in range(len(bad))]
+    pairs = zip(good, (message for message, _ in bad), strict=True)
+    given = changes(*(each for pair in pairs for each in pair))
+    applied = apply(upsert(bigquery, orders(f"{dataset}.t"), failed_rows="drop"), given)
+    assert rows(bigquery, f"{dataset}.t", "n") == sorted(((n,) for n in range(len(bad))), key=repr)
+    assert applied.fates == {Fate.change: len(bad), Fate.failed: len(bad)}
+    assert applied.failed == len(bad)
+    texts = [text for _, text in bad]
+    for number, (event_, text) in enumerate(zip(applied.failed_events, texts, strict=False)):
+        assert re.search(rf"shop.public.orders\[0\]@{2 * number + 1}\b.*{text}", event_)
+    assert len(applied.failed_events) == FailedEventsError.SHOWN
 
 
 def test_an_operator_reads_where_what_and_what_to_do(

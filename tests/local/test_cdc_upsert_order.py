@@ -104,7 +104,7 @@ def test_a_long_history_in_any_cut_and_order(
 ) -> None:
     """Many batches of one plan, so that several requests are under way at once."""
     chance, history = random.Random(5), History()
-    for _ in range(1_500):
+    for _ in range(500):
         history.step(chance.choice("ccuuukdd"), chance.randrange(10), chance.randrange(10))
     whole = history.messages
     batches = [whole[start : start + 40] for start in range(0, len(whole), 40)]

@@ -355,11 +355,12 @@ def test_a_table_that_goes_away_meanwhile(
         ({"primary_key": "id"}, "write a list of column names"),
         ({"clustering": list("abcde")}, "clustering takes 4 columns at most"),
         ({"max_staleness": timedelta(-1)}, "no time before now"),
+        ({"table": "shop.orders$20260801"}, "is one partition: changes are applied to a whole"),
     ],
 )
 def test_what_is_no_table(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        CdcTable("shop.orders", **wrong)
+        CdcTable(**({"table": "shop.orders"} | wrong))
 
 
 @pytest.mark.parametrize("created", [True, False])

@@ -78,7 +78,14 @@ def compare_table(
         table: `project.dataset.table`.
     """
     columns = list(client.get_table(table, timeout=QUERY_SECONDS).schema)
-    query = client.query(f"SELECT * FROM `{table}`", timeout=QUERY_SECONDS)
+    # A client makes values of JSON, of which a text is like a document that is a text.
+    parts = [
+        f"IF(`{column.name}` IS NULL, NULL, TO_JSON_STRING(`{column.name}`)) AS `{column.name}`"
+        if column.field_type == "JSON"
+        else f"`{column.name}`"
+        for column in columns
+    ]
+    query = client.query(f"SELECT {', '.join(parts)} FROM `{table}`", timeout=QUERY_SECONDS)
     found = [dict(row.items()) for row in query.result(timeout=QUERY_SECONDS)]
     return compare_rows(connection, source, columns, found)
 
@@ -183,7 +190,7 @@ def plain(value: Any, column: SchemaField) -> Any:
     if column.field_type in ("NUMERIC", "BIGNUMERIC"):
         return Fraction(value) if Decimal(value).is_finite() else None
     if column.field_type == "JSON":
-        return json.dumps(json.loads(value) if isinstance(value, str) else value, sort_keys=True)
+        return json.dumps(json.loads(value), sort_keys=True)
     if column.field_type == "INTERVAL":
         return _interval(value)
     if column.field_type == "TIMESTAMP":

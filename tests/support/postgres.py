@@ -21,11 +21,12 @@ from typing import Any, LiteralString
 import psycopg
 
 START_SECONDS = 60
-USER = "postgres"
+HOST = "127.0.0.1"
+USER = "postgres"  # and its database
 # Waiting for the disk is left out: a killed process loses nothing of what it has written to files.
 SETTINGS = {
     "wal_level": "logical",
-    "listen_addresses": "127.0.0.1",
+    "listen_addresses": HOST,
     "unix_socket_directories": "",
     "fsync": "off",
     "full_page_writes": "off",
@@ -45,7 +46,7 @@ class PostgresServer:
         self._programs = _programs()
         self._account = _account()
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind((HOST, 0))
             self.port: int = free.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
         # Not below the folder of a test, where only the tests' own user may look.
@@ -89,7 +90,7 @@ class PostgresServer:
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """A connection that commits each statement, unless it is in a transaction."""
         return psycopg.connect(
-            **{"host": "127.0.0.1", "port": self.port, "user": USER, "dbname": USER, **options},
+            **{"host": HOST, "port": self.port, "user": USER, "dbname": USER, **options},
             autocommit=True,
         )
 
@@ -145,7 +146,7 @@ def _programs() -> Path:
     versions = {int(re.findall(r"\d+", path.parts[-3])[0]): path.parent for path in folders}
     if not versions:
         raise FileNotFoundError(
-            "These tests need the server programs of PostgreSQL (initdb, postgres), 15 or later: "
+            "This needs the server programs of PostgreSQL (initdb, postgres), 15 or later: "
             "install them (apt-get install postgresql) or put them on the path."
         )
     return versions[max(versions)]

@@ -24,6 +24,8 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.postgres import HOST, USER
+
 START_SECONDS = 90
 DELIVERY_SECONDS = 300  # a broker may be away for as long
 SLOT = "spine"
@@ -49,7 +51,7 @@ class Settings:
     Attributes:
         postgres: The port of PostgreSQL.
         kafka: The address of Kafka.
-        folder: For its offsets and its log.
+        folder: For its log.
         tables: `schema.table` of each table.
         prefix: What the names of topics begin with.
         schemas: Whether messages carry their schemas.
@@ -86,17 +88,21 @@ class Settings:
             "name": self.prefix,
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
             "topic.prefix": self.prefix,
-            "database.hostname": "127.0.0.1",
+            "database.hostname": HOST,
             "database.port": str(self.postgres),
-            "database.user": "postgres",
+            "database.user": USER,
             "database.password": "none",
-            "database.dbname": "postgres",
+            "database.dbname": USER,
             "plugin.name": "pgoutput",
             "slot.name": SLOT,
             "publication.autocreate.mode": "filtered",
             "table.include.list": ",".join(self.tables),
-            "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
-            "offset.storage.file.filename": f"{self.folder}/offsets",
+            # Not in a file, which a kill may leave empty: another snapshot would then be taken.
+            "offset.storage": "io.debezium.storage.jdbc.offset.JdbcOffsetBackingStore",
+            "offset.storage.jdbc.connection.url": f"jdbc:postgresql://{HOST}:{self.postgres}/{USER}",
+            "offset.storage.jdbc.connection.user": USER,
+            "offset.storage.jdbc.connection.password": "none",
+            "offset.storage.jdbc.connection.wait.retry.delay.ms": "200",
             "offset.flush.interval.ms": "0",
             "key.converter.schemas.enable": json.dumps(self.schemas),
             "value.converter.schemas.enable": json.dumps(self.schemas),

@@ -16,6 +16,7 @@ Value = Callable[[Random], Any]
 LARGE = 9_000  # characters: PostgreSQL keeps such a text beside its row
 STATES = ("new", "paid", "sent", "gone")
 LETTERS = "abcdefghijklmnopqrstuvwxyz äöüß Łódź 東京 🛒 '\"\\"
+WHOLE_DIGITS = 20
 SECONDS = 40_000  # of an interval: what the local BigQuery holds
 # The column of BigQuery that holds each type of the source exactly.
 COLUMNS = {
@@ -102,8 +103,9 @@ def decimal(digits: int, scale: int) -> Value:
 
 
 def unscaled(random: Random) -> Decimal:
-    """A decimal with a scale of its own."""
-    return decimal(random.randint(1, 28), random.randint(0, 12))(random)
+    """A decimal with a scale of its own; before the point what the local BigQuery holds."""
+    scale = random.randint(0, 12)
+    return decimal(scale + random.randint(1, WHOLE_DIGITS), scale)(random)
 
 
 def double(random: Random) -> float:

@@ -233,6 +233,31 @@ def test_keys_below_a_schema_that_is_null() -> None:
     assert found.changes.column("key").to_pylist() == [b'{"id":1}']
 
 
+ADDED = {"op": "u", "source_schema": "public", "source_table": "orders", "source_lsn": 17}
+ADDED |= {"source_sequence": '["16","17"]', "source_snapshot": "false", "source_ts_ms": 1}
+
+
+@given(st.lists(st.sampled_from(["wrapped", "bare", "delete", "beat"]), max_size=8), st.booleans())
+def test_keys_stay_with_their_rows(kinds: list[str], embedded: bool) -> None:
+    messages: list[tuple[Any, Any]] = []
+    for number, kind in enumerate(kinds):
+        row = {"id": number, "name": f"n{number}"}
+        value: dict[str, Any] = event("d" if kind == "delete" else "u", row)
+        if kind == "bare":
+            value = row | {f"__{name}": its for name, its in ADDED.items()}
+        key: Any = {"id": number}
+        if embedded and number % 2:
+            key = {"schema": {"type": "struct", "fields": []}, "payload": key}
+        messages.append((key, {"ts_ms": 1} if kind == "beat" else value))
+    found, *_, rows = everything(batch_of_topic(*messages))
+    numbers = [number for number, kind in enumerate(kinds) if kind != "beat"]
+    assert found.changes.column("message").to_pylist() == numbers
+    assert found.changes.column("key").to_pylist() == [b'{"id":%d}' % n for n in numbers]
+    assert rows.batch.column("id").to_pylist() == numbers
+    names = [None if kinds[n] == "delete" else f"n{n}" for n in numbers]
+    assert rows.batch.column("name").to_pylist() == names
+
+
 def test_payloads_below_schemas_that_are_known_and_that_are_not() -> None:
     envelope = DebeziumJson()
     wide = [*FIELDS, {"type": "boolean", "field": "paid"}]

@@ -62,16 +62,14 @@ class Payloads:
         return bytes(self.data[self.starts[index] : self.stops[index]])
 
     def values(self, indices: Indices) -> pa.Array[Any]:
-        """The bytes of some of them. A null is null or empty.
-
-        Args:
-            indices: In ascending order.
-        """
+        """The bytes of some of them, in that order. A null is null or empty."""
         if self._cells is not None:
             return self._cells.take(pa.array(indices * 2))
-        if len(indices) and len(indices) == indices[-1] - indices[0] + 1:  # no copy is needed
-            return self.column.slice(int(indices[0]), len(indices))
-        return _taken(self.column, indices)
+        first, count = int(indices[0]) if len(indices) else 0, len(indices)
+        if np.array_equal(indices, np.arange(first, first + count)):
+            return self.column.slice(first, count)  # no copy is needed
+        taken: Any = pa.array(indices)
+        return self.column.take(taken)
 
     @cached_property
     def _cells(self) -> Any | None:
@@ -189,6 +187,7 @@ def _likely(found: Payloads) -> Indices:
 
 
 def _taken(values: Any, indices: Indices) -> Any:
+    """The values at indices that ascend."""
     return values if len(indices) == len(values) else values.take(pa.array(indices))
 
 
