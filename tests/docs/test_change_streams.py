@@ -106,12 +106,11 @@ def shop(
     for name, value in local.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CHANGES", str(tmp_path / "changes"))
-    with bigquery.get_client() as client:
+    with bigquery.get_client() as client, dg.DagsterInstance.ephemeral() as instance:
         client.delete_dataset("crm", delete_contents=True, not_found_ok=True)
         client.create_dataset("crm")
-        client.delete_dataset("_dagster_bq", delete_contents=True, not_found_ok=True)
-    with dg.DagsterInstance.ephemeral() as instance:
         yield Shop(tmp_path / "changes", bigquery, instance)
+        client.delete_dataset("_dagster_bq", delete_contents=True)  # where the stream stands
 
 
 @pytest.fixture
@@ -332,3 +331,28 @@ def test_positions_and_lines_are_what_sources_take(tmp_path: Path) -> None:
     [messages] = source.read(None, source.head())
     found = DebeziumJson().events(messages, PostgresLsn())
     assert found.changes.column("operation").to_pylist() == ["d"]
+
+
+def test_getting_past_a_truncate(shop: Shop, tmp_path: Path) -> None:
+    delay = "    max_delay=timedelta(minutes=1),\n"
+    text = SNIPPET.read_text()
+    assert delay in text
+    (ignoring := tmp_path / "ignoring.py").write_text(
+        text.replace(delay, '    truncates="ignore",\n')
+    )
+    shop.run()
+    truncated = event("t", None, 200, 199, "customers")
+    shop.put(
+        shop.line("c", 4, DAN),
+        json.dumps({"topic": "shop.public.customers", "key": None, "value": truncated}),
+    )
+    assert not shop.run()
+    assert shop.run(ignoring)
+    assert shop.rows() == [(1, "Ann", "Nice"), (4, "Dan", "Ulm")]
+    with shop.bigquery.get_client() as client:
+        client.delete_table("crm.customers")
+    shop.lsn = 300
+    shop.put(shop.line("c", 5, DAN | {"id": 5}))
+    shop.put(shop.line("r", 6, DAN | {"id": 6}, snapshot="incremental"))
+    assert shop.run(ignoring)
+    assert shop.rows() == [(5, "Dan", "Ulm"), (6, "Dan", "Ulm")]
