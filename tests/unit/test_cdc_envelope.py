@@ -15,7 +15,8 @@ from dagster_bq_connector.cdc.envelope.connect import Meaning
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
 from dagster_bq_connector.cdc.event import FATES, Events, Fate, Rows
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
-from support.debezium import batch, batch_of, event, with_schema
+from dagster_bq_connector.cdc.source.lines import messages_of
+from support.debezium import batch, batch_of, event, with_schema, written
 
 COLUMNS = [SchemaField("id", "INTEGER", "REQUIRED"), SchemaField("name", "STRING")]
 FIELDS = [
@@ -308,6 +309,16 @@ def test_tombstones_that_are_all_there_is_of_deletes() -> None:
     found = events(messages)
     assert fates(found) == [Fate.change, Fate.failed]
     assert "delete.tombstone.handling.mode=rewrite" in found.failed[0].reason
+
+
+def test_bytes_that_lie_behind_a_null_are_none() -> None:
+    """As in messages from files, where a null is a part of its line."""
+    change, truncate = written(event(after={"id": 1})), written(event("t"))
+    lines = [(b'{"id":1}', change), (b'{"id":1}', None), (None, truncate)]
+    line = b'{"topic":"t","key":%b,"value":%b}\n'
+    text = b"".join(line % (key or b"null", value or b"null") for key, value in lines)
+    [messages] = messages_of([text], "0001.ndjson", 1, True)
+    assert fates(events(messages)) == [Fate.change, Fate.tombstone, Fate.truncate]
 
 
 def test_no_messages() -> None:

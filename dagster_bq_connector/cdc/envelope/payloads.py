@@ -99,6 +99,9 @@ class SchemaCache:
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
         starts, stops = bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
+        if values.null_count:  # bytes may lie behind a null: those of files have the text `null`
+            absent = values.is_null().to_numpy(zero_copy_only=False)
+            stops[absent] = starts[absent]
         found = Payloads(
             values,
             memoryview(data if data is not None else b""),
