@@ -2,17 +2,23 @@
 PYTHON := .venv/bin/python
 PORT ?= 3000
 UI ?= 1
+SECONDS ?= 60
 # Tests that use the local BigQuery start it themselves; two workers are what two cores carry.
 WORKERS ?= 2
 export GRPC_VERBOSITY ?= NONE
 
-.PHONY: setup demo test soak check docs bench test-gcp format constraints clean
+.PHONY: setup demo demo-debezium test soak check docs bench test-gcp format constraints clean
 
 setup:
 	@tools/setup.sh
 
-demo: setup ## A week of flights in and out of a local BigQuery, then Dagster on port 3000 (UI=0: without)
+demo: setup ## A week of flights and bookings in a local BigQuery, then Dagster on port 3000 (UI=0: without)
 	@$(PYTHON) -m flights.demo --port $(PORT) $(if $(filter 0,$(UI)),--no-ui)
+
+# Its parts in front of the library are those of the tests.
+demo-debezium: setup ## PostgreSQL, Debezium and Kafka into a local BigQuery (UI=0: without the page; SECONDS=60)
+	@PYTHONPATH=tests $(PYTHON) tools/demo_debezium.py --port $(PORT) --seconds $(SECONDS) \
+		$(if $(filter 0,$(UI)),--no-ui)
 
 test: setup ## Every test that needs no cloud account
 	@tools/browser.sh

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import tomllib
+import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,10 +16,12 @@ from typing import Any
 import dagster as dg
 
 from dagster_bq_connector.assets import STREAM, CdcStream
+from dagster_bq_connector.cdc.apply.redrive import redrive
 from dagster_bq_connector.cdc.event import name_of
 from dagster_bq_connector.cdc.source.source import Lag, Position, Source
 from dagster_bq_connector.cdc.watermark import StreamState, Watermark, moved_to
 from dagster_bq_connector.errors import ConfigurationError, ConnectorError
+from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import Connected
 
 DEADLINE_SECONDS = 60.0  # somebody waits
@@ -307,4 +310,12 @@ def _agreed(options: argparse.Namespace) -> bool:
 
 
 def _redrive(streams: Sequence[Opened], options: argparse.Namespace) -> int:
-    raise NotImplementedError
+    [opened] = streams
+    name = opened.stream.name
+    upsert = opened.stream.upsert(opened.connected, f"redrive {uuid.uuid4().hex[:8]}")
+    with Progress(f"Dead letters of {name}") as progress:
+        done = redrive(upsert, progress)
+    print(f"{done.applied} dead letter(s) were applied; {done.failed} failed again and stay.")
+    for event in done.failed_events:
+        print(f"  {event}")
+    return FAILED if done.failed else DONE

@@ -103,7 +103,7 @@ class FileLoadsWriter(BigQueryWriter):
         identity = self._key(connected, operation, table, key)
         place = resolved(connected, table)
         assert not isinstance(place, RowSlice)
-        targets = of_files(place, self._drafts(connected, schema), options)
+        targets = of_files(place, self._drafts(connected, schema, operation), options)
         settings = self._settings(connected, targets, identity, operation)
         files = SourceFiles(self._storage(connected), connected.deadline)
         with Progress(f"Loading into {targets.table}", log()) as progress:

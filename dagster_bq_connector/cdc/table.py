@@ -44,13 +44,14 @@ class CdcTable:
             first row, if the messages carry schemas. `"none"`: changes that have such a column
             fail.
         reconcile: What becomes of an existing table that differs. False: an error names each
-            difference. True: `max_staleness` and clustering are changed, and an error names what
-            BigQuery cannot change in place.
+            difference. True: `max_staleness` and clustering are changed, the table gets the label
+            that created ones have, by which a replacement of its rows is refused, and an error
+            names what BigQuery cannot change in place.
         parked: Keep its changes as dead letters, untried, so that the stream's other tables go
             on while this one is mended.
 
     Raises:
-        ConfigurationError: More columns than BigQuery takes, or values that are none.
+        ConfigurationError: A partition, more columns than BigQuery takes, or values that are none.
     """
 
     table: str | TableRef
@@ -72,6 +73,10 @@ class CdcTable:
                 raise ConfigurationError(f"{name}={columns!r}: write a list of column names.")
             if columns is not None and len(columns) > limit:
                 raise ConfigurationError(f"{name} takes {limit} columns at most.")
+        if "$" in str(self.table):
+            raise ConfigurationError(
+                f"{self.table} is one partition: changes are applied to a whole table."
+            )
         if self.max_staleness is not None and self.max_staleness < timedelta(0):
             raise ConfigurationError(
                 f"max_staleness={self.max_staleness}: it is no time before now. timedelta(0) "

@@ -128,7 +128,7 @@ class StreamState:
         found = {
             "position": self.position,
             "plans": self.plans,
-            "plan": self.plan and _fields(self.plan),
+            "plan": self.plan and _without_start(self.plan),
             "holder": self.holder and _fields(self.holder),
             "ordering": dict(self.ordering),
             "stopped": self.stopped,
@@ -150,7 +150,7 @@ class StreamState:
             return cls(
                 position=value.get("position"),
                 plans=int(value["plans"]),
-                plan=Plan(**plan) if plan else None,
+                plan=Plan(**plan, start=value.get("position")) if plan else None,
                 holder=Holder(**_timed(holder, "beat")) if holder else None,
                 ordering=dict(value["ordering"]),
                 stopped=value.get("stopped"),
@@ -287,6 +287,11 @@ def _fields(value: Plan | Holder | Failure) -> dict[str, Any]:
         name: each.isoformat() if isinstance(each, datetime) else each
         for name, each in found.items()
     }
+
+
+def _without_start(plan: Plan) -> dict[str, Any]:
+    """A plan that stands begins where the stream does, and positions can be long."""
+    return {name: value for name, value in _fields(plan).items() if name != "start"}
 
 
 def _timed(value: Mapping[str, Any], name: str) -> dict[str, Any]:

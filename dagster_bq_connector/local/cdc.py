@@ -45,11 +45,12 @@ CREATE TABLE IF NOT EXISTS emulator.cdc_keys (
     table_uuid VARCHAR, key VARCHAR, sequence VARCHAR NOT NULL, PRIMARY KEY (table_uuid, key)
 )
 """
-# The last change of each key in the stage, unless a later one is known already.
+# The last change of each key in the stage, unless a later one is known already. The names are given
+# before anything is sorted by them, since the table may have columns of these names.
 WINNERS = """
 CREATE OR REPLACE TEMP TABLE cdc_winners AS
 SELECT last.* FROM (
-    SELECT {key} AS key, {offset} AS position, {sequence} AS sequence FROM {stage}
+    FROM (SELECT {key} AS key, {offset} AS position, {sequence} AS sequence FROM {stage})
     QUALIFY row_number() OVER (PARTITION BY key ORDER BY sequence DESC, position DESC) = 1
 ) AS last
 LEFT JOIN emulator.cdc_keys AS known ON known.table_uuid = ? AND known.key = last.key

@@ -36,6 +36,8 @@ Columns: TypeAlias = Callable[[], Sequence[bigquery.SchemaField]]
 
 # What looks like a table and takes no rows, by the type that BigQuery gives it.
 READ_ONLY = ("VIEW", "MATERIALIZED_VIEW", "SNAPSHOT")
+# A label of tables that a change stream of this library writes to.
+CDC_LABEL = "dagster_bq_cdc"
 # What Google's REST client raises.
 REST_ERRORS = (GoogleAPICallError, RetryError, GoogleAuthError, RequestException)
 
@@ -67,6 +69,7 @@ class EnsuredTable:
         encryption: The customer's key that encrypts it, if one does.
         location: Where its dataset is.
         unchanged: Seconds since it was last changed; None when it was created now.
+        streamed: Whether it is labelled as one that a change stream writes to.
     """
 
     ref: TableRef
@@ -76,6 +79,7 @@ class EnsuredTable:
     encryption: bigquery.EncryptionConfiguration | None = None
     location: str | None = None
     unchanged: float | None = None
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -355,7 +359,10 @@ def ensured(
     """
     age, unchanged = _seconds_since(table.created) or 0.0, _seconds_since(changed)
     layout, encryption = partitioning_of(table), table.encryption_configuration
-    return EnsuredTable(ref, table.schema, age, layout, encryption, table.location, unchanged)
+    streamed = CDC_LABEL in (table.labels or {})
+    return EnsuredTable(
+        ref, table.schema, age, layout, encryption, table.location, unchanged, streamed
+    )
 
 
 def _seconds_since(moment: datetime.datetime | None) -> float | None:

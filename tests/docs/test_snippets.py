@@ -12,6 +12,8 @@ import pytest
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource, DefaultStreamWriter
 from dagster_bq_connector.local import LocalBigQuery
+from support.debezium import event, with_schema, written
+from support.kafka import kafka_broker
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = ROOT / "docs" / "snippets"
@@ -132,6 +134,50 @@ def test_failed_rows_are_kept(environment: None, reader: BigQueryReader) -> None
     [kept] = reader.read("lab.failed_readings").to_arrow().to_pylist()
     assert json.loads(kept["row"]) == {"sensor": "b", "celsius": [20.1, None]}
     assert "null in the array" in kept["reason"]
+
+
+def test_a_change_stream(
+    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it makes of changes is in test_change_streams.py."""
+    monkeypatch.setenv("CHANGES", str(tmp_path))
+    definitions = run("change_stream.py")["defs"]
+    sensor = definitions.resolve_sensor_def("cdc_sensor")
+    with dg.DagsterInstance.ephemeral() as instance:
+        context = dg.build_sensor_context(instance=instance, resources=definitions.resources)
+        assert "shop: no changes" in str(sensor(context).skip_reason)
+
+
+def test_a_change_stream_from_kafka(
+    environment: None,
+    bigquery: BigQueryResource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = [{"field": "id", "type": "int64"}, {"field": "note", "type": "string"}]
+    with bigquery.get_client() as client, kafka_broker(tmp_path) as broker:
+        client.create_dataset("crm", exists_ok=True)
+        monkeypatch.setenv("KAFKA", broker.address)
+        for number, table in enumerate(("orders", "customers", "prices"), 1):
+            row = {"id": number, "note": "new"}
+            value = with_schema(fields, event("c", row, 100 + number, 100, table))
+            topic = broker.create(f"shop.public.{table}")
+            broker.produce(topic, [written(value) or b""], key=b'{"id":%d}' % number)
+        broker.produce("shop.public.orders", [b"no JSON"], key=b'{"id":4}')
+        materialize(run("kafka_stream.py")["defs"])
+        sql = "SELECT id, note FROM crm.orders UNION ALL SELECT id, note FROM crm.buyers ORDER BY 1"
+        assert [tuple(row) for row in client.query_and_wait(sql)] == [(1, "new"), (2, "new")]
+        [letter] = client.query_and_wait("SELECT source, value FROM crm.dead_letters")
+        assert tuple(letter) == ("shop.public.orders[0]@1", b"no JSON")
+
+
+def test_every_login_to_kafka_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "secret")
+    connected = BigQueryResource(project="my-project").connect()
+    for source in run("kafka_logins.py")["sources"]:
+        assert "secret" not in repr(source)
+        with source.process_config_and_initialize_cm() as opened:
+            opened.open_source(connected, 1.0)
 
 
 def test_every_connection_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

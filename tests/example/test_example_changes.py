@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.cloud.bigquery import SchemaField
 
 import flights
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
@@ -15,32 +14,12 @@ from dagster_bq_connector.cdc.event import Events, Fate
 from dagster_bq_connector.cdc.fold import fold
 from dagster_bq_connector.cdc.ordering.postgres import PostgresLsn
 from dagster_bq_connector.cdc.source.files import FileMessages
+from flights.defs.bookings import BOOKINGS, PASSENGERS
 
 CHANGES = Path(flights.__file__).parent / "data" / "changes"
 FORMAT = DebeziumJson(decimal_handling="string")
 ORDER = PostgresLsn()
-COLUMNS = {
-    "public.passengers": [
-        SchemaField("id", "INTEGER"),
-        SchemaField("name", "STRING"),
-        SchemaField("email", "STRING"),
-        SchemaField("tier", "STRING"),
-        SchemaField("updated_at", "TIMESTAMP"),
-    ],
-    "public.bookings": [
-        SchemaField("id", "INTEGER"),
-        SchemaField("flight_date", "DATE"),
-        SchemaField("carrier", "STRING"),
-        SchemaField("flight", "INTEGER"),
-        SchemaField("origin", "STRING"),
-        SchemaField("dest", "STRING"),
-        SchemaField("passenger", "INTEGER"),
-        SchemaField("seat", "STRING"),
-        SchemaField("price", "NUMERIC"),
-        SchemaField("status", "STRING"),
-        SchemaField("updated_at", "TIMESTAMP"),
-    ],
-}
+COLUMNS = {"public.passengers": PASSENGERS, "public.bookings": BOOKINGS}
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 """The demo without its page, and the status with which it ends."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from dagster_bq_connector import BigQueryReader
-from flights import demo
+from dagster_bq_connector import BigQueryReader, BigQueryResource
+from flights import demo, demo_bookings
 
 VARIABLES = (
     "BIGQUERY_EMULATOR_HOST",
@@ -14,6 +15,7 @@ VARIABLES = (
     "STORAGE_EMULATOR_HOST",
     "GOOGLE_CLOUD_PROJECT",
     "DAGSTER_HOME",
+    "FLIGHTS_CHANGES",
 )
 
 
@@ -25,7 +27,11 @@ def test_its_status_says_whether_a_row_is_missing(
     monkeypatch.setattr(demo, "WEEK", demo.WEEK[:1])
     monkeypatch.setattr(sys, "argv", ["demo", "--no-ui", "--home", str(tmp_path)])
     assert demo.main() == 0
-    assert "airlines: 16 rows went in, 16 came out: all read back" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "airlines: 16 rows went in, 16 came out: all read back" in said
+    assert "bookings: 142 rows at the source, 142 here: all of them equal" in said
+    assert re.search(r"2012-12-31 +140 +0  booked, seat 28A, \$253\.68 +booked, seat 19D", said)
+    assert re.search(r"2013-01-01 +125 +2  booked, seat 13D, \$253\.68 +booked, seat 10C", said)
     compare = demo.read_back
 
     def lose_a_row(reader: BigQueryReader) -> bool:
@@ -39,6 +45,39 @@ def test_its_status_says_whether_a_row_is_missing(
     said = capsys.readouterr().out
     assert "airlines: 16 rows went in, 16 came out: all read back" in said
     assert "airlines: 16 rows went in, 15 came out: NOT what was read back" in said
+
+
+@pytest.mark.parametrize(
+    ("problem", "verdict"),
+    [
+        ("missing", "bookings: 3 rows at the source, 2 here: NOT equal"),
+        ("doubled", "bookings: 3 rows at the source, 4 here: NOT equal"),
+        ("another seat", "bookings: 3 rows at the source, 3 here: NOT equal"),
+        ("", "bookings: 3 rows at the source, 3 here: all of them equal"),
+    ],
+)
+def test_bookings_are_compared_value_by_value(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    problem: str,
+    verdict: str,
+) -> None:
+    lines = (demo_bookings.RECORDED / f"{demo_bookings.BEFORE}.ndjson").read_text().splitlines()
+    (tmp_path / "a.ndjson").write_text("\n".join(lines[:3]) + "\n")
+    there = demo_bookings.as_recorded(tmp_path)
+    rows = [dict(row) for row in reversed(there["bookings"])]
+    if problem == "missing":
+        rows.pop()
+    elif problem == "doubled":
+        rows.append(rows[0])
+    elif problem:
+        rows[1]["seat"] = "99Z"
+    found = {"bookings": rows, "passengers": there["passengers"]}
+    monkeypatch.setattr(demo_bookings, "rows_of", lambda _, table: found[table])
+    bigquery = BigQueryResource(project="p")
+    assert demo_bookings.compare(bigquery, tmp_path) is (not problem)
+    assert verdict in capsys.readouterr().out
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(

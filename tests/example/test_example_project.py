@@ -15,10 +15,17 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import flights
-from dagster_bq_connector import BigQueryReader, BigQueryResource, BigQueryWriter
+from dagster_bq_connector import (
+    BigQueryReader,
+    BigQueryResource,
+    BigQueryWriter,
+    FileSource,
+    KafkaSource,
+)
 from dagster_bq_connector.local import LocalBigQuery
 from flights import source
 from flights.definitions import defs
+from flights.defs.resources import changes
 from flights.demo import BUCKET, QUIET
 
 PROJECT = Path(flights.__file__).parents[2]
@@ -27,6 +34,7 @@ MATERIALIZE = ["-m", "dagster", "asset", "materialize", "-m", "flights.definitio
 DAILY = ("flights", "delays_by_carrier", "delays_by_weather")
 APPENDED = ("late_flights", "load_log")
 REFERENCE = ("weather", "planes", "airports", "airlines")
+FOLLOWED = ("flights/bookings", "flights/passengers")
 MARCH = [str(date(2013, 3, 1) + timedelta(days=n)) for n in range(31)]
 
 
@@ -146,17 +154,43 @@ def test_check_defs_finds_nothing_wrong(environment: Mapping[str, str]) -> None:
     assert "All definitions loaded successfully" in done.stdout + done.stderr
 
 
-def test_definitions_hold_every_asset_job_and_schedule() -> None:
+def test_definitions_hold_every_asset_job_schedule_and_sensor() -> None:
     repository = defs().get_repository_def()
     assets = {key.to_user_string() for key in repository.assets_defs_by_key}
-    assert assets == {*DAILY, *APPENDED, *REFERENCE}
+    assert assets == {*DAILY, *APPENDED, *REFERENCE, *FOLLOWED}
     jobs = {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")}
     assert jobs == {"daily", "reference"}
     assert [schedule.name for schedule in repository.schedule_defs] == ["replay_daily"]
+    assert [sensor.name for sensor in repository.sensor_defs] == ["bookings_sensor"]
     days = repository.get_job("daily").partitions_def
     assert days is not None
     keys = days.get_partition_keys()
     assert (keys[0], keys[-1], len(keys)) == ("2013-01-01", "2013-12-31", 365)
+
+
+@pytest.mark.parametrize(
+    ("variable", "kind"), [("FLIGHTS_CHANGES", FileSource), ("FLIGHTS_KAFKA", KafkaSource)]
+)
+def test_changes_come_from_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variable: str, kind: type
+) -> None:
+    recorded = changes()
+    assert isinstance(recorded, FileSource)
+    assert len(list(Path(recorded.path).glob("*.ndjson"))) == 8
+    monkeypatch.setenv(variable, "somewhere:9092")
+    source = changes()
+    assert isinstance(source, kind)
+    assert "somewhere:9092" in repr(source)
+
+
+def test_the_sensor_is_on_by_itself_on_a_local_bigquery_only() -> None:
+    program = "from flights.defs import bookings; print(bookings.bookings_sensor.default_status)"
+    emulator = {"BIGQUERY_EMULATOR_HOST": "localhost:1"}
+    elsewhere = {name: value for name, value in os.environ.items() if name not in emulator}
+    for environment, status in ((elsewhere, "STOPPED"), (elsewhere | emulator, "RUNNING")):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == f"DefaultSensorStatus.{status}"
 
 
 @pytest.mark.parametrize(

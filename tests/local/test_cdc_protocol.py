@@ -418,3 +418,11 @@ def test_a_run_that_was_launched_is_waited_for(
     assert (seen.plan is None) is (reason is not None)
     if reason:
         assert seen.reason == reason
+
+
+def test_a_burst_does_not_wait(numbers: Numbers) -> None:
+    numbers.pace = Pace(min_rows=100, max_delay=timedelta(hours=1))
+    numbers.put(99)
+    assert look(numbers.watermark, numbers.source, numbers.pace, NO_RUNS, 0).plan is None
+    numbers.put(1)
+    assert look(numbers.watermark, numbers.source, numbers.pace, NO_RUNS, 0).plan

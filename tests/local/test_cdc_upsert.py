@@ -1,5 +1,6 @@
 """Change events in tables of the local BigQuery: what every operation becomes."""
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -70,21 +71,20 @@ def test_a_captured_run_ends_in_the_tables_of_the_source(
 
 
 ROW = [(1, 1, "old")]
-NEW, GONE = [(1, 2, "new")], []
-# What the table holds of a key before: nothing, a row of an older change, of a newer one, and a
-# newer delete. And what comes of each operation then.
-BEFORE = {
-    "nothing": [],
-    "an older row": [change("c", 10, 1, 1, "old")],
-    "a newer row": [change("u", 90, 1, 1, "old")],
-    "a newer delete": [change("d", 90)],
+# What the table holds of a key before: nothing, a row of an older change, one of a newer change, or
+# a newer delete.
+BEFORE: dict[str, Callable[[int], list[Any]]] = {
+    "nothing": lambda key: [],
+    "an older row": lambda key: [change("c", 10, key, 1, "old")],
+    "a newer row": lambda key: [change("u", 90, key, 1, "old")],
+    "a newer delete": lambda key: [change("d", 90, key)],
 }
-LATER = {"a newer row": ROW, "a newer delete": GONE}  # whatever the operation
-OUTCOMES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
-    "create": (change("c", 20, 1, 2, "new"), {"nothing": NEW, "an older row": NEW}),
-    "update": (change("u", 20, 1, 2, "new"), {"nothing": NEW, "an older row": NEW}),
-    "read": (change("r", 20, 1, 2, "new"), {"nothing": NEW, "an older row": NEW}),
-    "delete": (change("d", 20), {"nothing": GONE, "an older row": GONE}),
+# And what comes of each operation then.
+OUTCOMES = {
+    "c": {"nothing": "new", "an older row": "new", "a newer row": "old", "a newer delete": None},
+    "u": {"nothing": "new", "an older row": "new", "a newer row": "old", "a newer delete": None},
+    "r": {"nothing": "new", "an older row": "new", "a newer row": "old", "a newer delete": None},
+    "d": {"nothing": None, "an older row": None, "a newer row": "old", "a newer delete": None},
 }
 # Messages that change no row of the table.
 PASSED: dict[str, tuple[tuple[Any, Any], Fate]] = {
@@ -96,23 +96,26 @@ PASSED: dict[str, tuple[tuple[Any, Any], Fate]] = {
 }
 
 
-@pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("operation", OUTCOMES)
+@pytest.mark.parametrize("op", OUTCOMES)
 def test_each_operation_on_each_state_of_its_row(
-    bigquery: BigQueryResource, dataset: str, operation: str, before: str
+    bigquery: BigQueryResource, dataset: str, op: str
 ) -> None:
-    """In batches of their own, in one batch, and twice."""
-    given, outcomes = OUTCOMES[operation]
-    expected = (outcomes | LATER)[before]
+    """In batches of their own, twice, and all in one batch."""
+    keys = {before: key for key, before in enumerate(BEFORE)}
+    earlier = [each for before, key in keys.items() for each in BEFORE[before](key)]
+    given = [change(op, 20, key, 2, "new") for key in keys.values()]
+    expected = [
+        (key, 2 if text == "new" else 1, text)
+        for before, key in keys.items()
+        if (text := OUTCOMES[op][before])
+    ]
     apart, together = f"{dataset}.apart", f"{dataset}.together"
     applying = upsert(bigquery, orders(apart))
-    if earlier := BEFORE[before]:
-        apply(applying, changes(*earlier))
+    apply(applying, changes(*earlier))
     for _ in range(2):
-        applied = apply(applying, changes(given))
-        assert applied.fates == {Fate.change: 1}
+        assert apply(applying, changes(*given)).fates == {Fate.change: 4}
         assert rows(bigquery, apart) == expected
-    apply(upsert(bigquery, orders(together)), changes(*BEFORE[before], given))
+    apply(upsert(bigquery, orders(together)), changes(*earlier, *given))
     assert rows(bigquery, together) == expected
 
 
@@ -226,18 +229,19 @@ def test_who_has_lost_the_lease_sends_nothing_more(
     assert rows(bigquery, table) in (ROW, [])  # what was under way may have arrived
 
 
-def test_many_batches_of_several_tables_in_bounded_memory(
+def test_many_batches_in_bounded_memory(
     bigquery: BigQueryResource, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "MOST_ROWS", 50)
-    monkeypatch.setattr(target, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(target, "HELD_BYTES", 50_000)
     given = [
-        changes(*(change("u", 10 + n, n % 300, n, "x" * 100) for n in range(start, start + 100)))
-        for start in range(0, 2_000, 100)
+        changes(*(change("u", 10 + n, n % 90, n, "x" * 100) for n in range(start, start + 100)))
+        for start in range(0, 600, 100)
     ]
     applied = apply(upsert(bigquery, orders(f"{dataset}.t")), *given)
-    assert applied.tables[SOURCE].upserts == 2_000
-    expected = {n % 300: n for n in range(2_000)}
+    done = applied.tables[SOURCE]
+    assert (done.upserts, done.superseded) == (540, 60)
+    expected = {n % 90: n for n in range(600)}
     assert rows(bigquery, f"{dataset}.t", "id, n") == sorted(expected.items(), key=repr)
 
 

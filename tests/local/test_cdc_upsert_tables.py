@@ -1,13 +1,20 @@
 """The tables that changes go to: created, verified, reconciled, given columns."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from google.cloud import bigquery as google
 from google.cloud.bigquery import SchemaField
 
-from dagster_bq_connector import BigQueryResource, TimePartitioning
+from dagster_bq_connector import (
+    BigQueryResource,
+    ExactlyOnceWriter,
+    FileLoadsWriter,
+    TimePartitioning,
+)
 from dagster_bq_connector.cdc.event import Fate
 from dagster_bq_connector.cdc.table import CdcTable
 from dagster_bq_connector.errors import (
@@ -22,6 +29,7 @@ from dagster_bq_connector.errors import (
 from dagster_bq_connector.write import default_stream
 from support.debezium import event, with_schema
 from support.fake_storage import FakeStorage, acknowledged, refused
+from support.slices import regions
 from support.upserts import (
     COLUMNS,
     FIELDS,
@@ -347,8 +355,38 @@ def test_a_table_that_goes_away_meanwhile(
         ({"primary_key": "id"}, "write a list of column names"),
         ({"clustering": list("abcde")}, "clustering takes 4 columns at most"),
         ({"max_staleness": timedelta(-1)}, "no time before now"),
+        ({"table": "shop.orders$20260801"}, "is one partition: changes are applied to a whole"),
     ],
 )
 def test_what_is_no_table(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        CdcTable("shop.orders", **wrong)
+        CdcTable(**({"table": "shop.orders"} | wrong))
+
+
+@pytest.mark.parametrize("created", [True, False])
+def test_rows_of_a_stream_are_not_replaced(
+    bigquery: BigQueryResource,
+    dataset: str,
+    load_writer: FileLoadsWriter,
+    staged: Callable[[], list[str]],
+    created: bool,
+) -> None:
+    """Public failure case 19: refused by every writer, and before anything is staged."""
+    table = f"{dataset}.t"
+    if not created:
+        key = "PRIMARY KEY (id) NOT ENFORCED"
+        make(bigquery, f"CREATE TABLE {table} (id INT64, n INT64, s STRING, {key})")
+    apply(upsert(bigquery, orders(table, reconcile=not created)), CREATED)
+    assert get(bigquery, table).labels == {"dagster_bq_cdc": "true"}
+    data = pa.table({"id": [2], "n": [2], "s": ["y"]})
+    once = ExactlyOnceWriter(bigquery=bigquery, ledger=f"{dataset}_ledger")
+    for writer in (load_writer, once):
+        for place in (table, regions(table, "x", column="s")):
+            with pytest.raises(UnsupportedError, match="change data capture streams into it"):
+                writer.replace(data, place, key=f"{dataset} {place}")
+    with pytest.raises(UnsupportedError, match="take the label away"):
+        load_writer.load_uris("gs://b/f", table, operation="replace", key=f"{dataset} uris")
+    assert rows(bigquery, table) == [(1, 1, "x")]
+    assert staged() == []
+    with bigquery.get_client() as client:
+        assert [each.table_id for each in client.list_tables(dataset)] == ["t"]

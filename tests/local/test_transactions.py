@@ -10,7 +10,14 @@ from google.api_core import exceptions as api
 from google.cloud import bigquery as google
 from google.cloud.bigquery import QueryJob
 
-from dagster_bq_connector import BigQueryReader, BigQueryResource, FileLoadsWriter, TableOptions
+from dagster_bq_connector import (
+    BigQueryReader,
+    BigQueryResource,
+    BigQueryWriter,
+    ExactlyOnceWriter,
+    FileLoadsWriter,
+    TableOptions,
+)
 from dagster_bq_connector.errors import RefusedError, UnsupportedError
 from dagster_bq_connector.write import jobs, proof, transaction
 from support.changes import upsert
@@ -153,21 +160,26 @@ def test_an_interrupted_transaction_is_cancelled(
     assert tables(bigquery, dataset) == ["t"]
 
 
+@pytest.mark.parametrize("by_streams", [False, True])
 def test_a_table_that_changes_stream_into(
     dataset: str,
     load_writer: FileLoadsWriter,
     reader: BigQueryReader,
     fields: dict[str, Any],
     bigquery: BigQueryResource,
+    by_streams: bool,
 ) -> None:
+    """Public failure case 19: BigQuery refuses the DELETE; the error says why, and what to do."""
     name = f"{dataset}.t"
+    once = ExactlyOnceWriter(bigquery=bigquery, ledger=f"{dataset}_ledger")
+    writer: BigQueryWriter = once if by_streams else load_writer
     options = TableOptions(primary_key=("n",))
     load_writer.replace(rows_of(("de", 1)), name, options)
     upsert(fields, f"projects/{fields['project']}/datasets/{dataset}/tables/t", n=2, region="de")
     before = content(reader, name)
     assert before == [("de", 1), ("de", 2)]
-    with pytest.raises(UnsupportedError, match="change data capture streams into it"):
-        load_writer.replace(rows_of(("de", 9)), regions(name, "de"))
+    with pytest.raises(UnsupportedError, match="change data capture streams into it.*replace ano"):
+        writer.replace(rows_of(("de", 9)), regions(name, "de"), key=f"{dataset} k")
     assert content(reader, name) == before
     assert tables(bigquery, dataset) == ["t"]
 

@@ -269,6 +269,22 @@ def test_other_changes_of_a_table_keep_the_order(lab, table, connection):
     assert lab.rows(lab.name(new_id), "name") == [("a",)]
 
 
+def test_columns_of_any_name(lab, make_rows):
+    names = ("key", "position", "sequence", "offset", "known", "last")
+    columns = ", ".join(f"`{name}` INT64" for name in names)
+    table = lab.make(f"id INT64, {columns}, PRIMARY KEY (id) NOT ENFORCED")
+    kinds = dict.fromkeys(("id", *names), "int64") | dict.fromkeys(
+        ("_CHANGE_TYPE", "_CHANGE_SEQUENCE_NUMBER"), "string"
+    )
+    connection = lab.connect(lab.default_stream(table), make_rows(**kinds))
+    base = {"_CHANGE_TYPE": "UPSERT"} | dict.fromkeys(names, 7)
+    given = [(1, "1"), (2, "3"), (2, "2")]
+    rows = [base | {"id": id, "_CHANGE_SEQUENCE_NUMBER": sequence} for id, sequence in given]
+    rows[1] |= dict.fromkeys(names, 8)
+    send(connection, *rows)
+    assert lab.rows(table) == [(1, *[7] * 6), (2, *[8] * 6)]
+
+
 def test_columns_may_be_added_while_changes_come(lab, table, changes, together):
     def send_changes():
         connection = lab.connect(lab.default_stream(table), changes)

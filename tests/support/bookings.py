@@ -3,16 +3,23 @@
 Its seed alone decides what happens; the flights are those of the example project.
 """
 
+import contextlib
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import psycopg
 
 from flights import source
+from support.chain import Chain
+from support.kafka import kafka_broker
+from support.postgres import postgres_server
+from support.replication import Replication, Settings
+from support.workload import Workload
 
 NAMES = ("public.passengers", "public.bookings")
 CREATE = (
@@ -30,6 +37,13 @@ TIERS = (None, "silver", "gold")
 DAYS = [dt.date(2013, 1, 1) + dt.timedelta(days=n) for n in range(7)]
 BEFORE = 70  # passengers, and about as many bookings, before the first day
 Row = dict[str, Any]
+# Without their schemas, which would be four times as long, and with decimals that people can read.
+FORM: dict[str, Any] = {
+    "prefix": "airline",
+    "schemas": False,
+    "transactions": False,
+    "more": {"decimal.handling.mode": "string"},
+}
 
 
 class Bookings:
@@ -57,8 +71,19 @@ class Bookings:
             self._new_booking(DAYS[0])
         self.changes.clear()
 
+    @property
+    def events(self) -> int:
+        """How many changes of rows Debezium makes of all that was there and came since."""
+        # A row whose key changes is deleted under the old one, and inserted under the new.
+        return 2 * BEFORE + self.changes.total() + self.changes["passengers key change"]
+
     def day(self, day: dt.date) -> None:
         """What happens on a day, in the order of the clock."""
+        for _ in self.steps(day):
+            pass
+
+    def steps(self, day: dt.date) -> Iterator[None]:
+        """The same, one thing after the other."""
         self._clock = dt.datetime.combine(day, dt.time(5), dt.UTC)
         acts: list[Callable[[], None]] = []
         acts += [self._new_passenger] * 12
@@ -69,7 +94,9 @@ class Bookings:
         self._random.shuffle(acts)
         self._remove_cancelled()
         for act in acts:
+            yield
             act()
+        yield
         self._fly(day)
 
     def _now(self) -> dt.datetime:
@@ -180,3 +207,29 @@ class Bookings:
         for row in self._open():
             if row["flight_date"] == day:
                 self._update("bookings", row, status="flown")
+
+
+@contextlib.contextmanager
+def booked(folder: Path, seed: int) -> Iterator[tuple[Bookings, Chain]]:
+    """Bookings in a PostgreSQL of their own, from which Debezium takes them to Kafka.
+
+    Args:
+        folder: For what Debezium and Kafka keep.
+        seed: Of the bookings.
+    """
+    with (
+        postgres_server() as postgres,
+        kafka_broker(folder / "kafka") as kafka,
+        postgres.connect() as connection,
+    ):
+        bookings = Bookings(connection, seed)
+        bookings.create()
+        place = str(folder / "debezium")
+        replication = Replication(Settings(postgres.port, kafka.address, place, NAMES, **FORM))
+        try:
+            replication.start()
+            running = Chain(postgres, kafka, replication, Workload(seed))
+            running.wait()
+            yield bookings, running
+        finally:
+            replication.stop()

@@ -146,7 +146,7 @@ def _programs() -> Path:
     versions = {int(re.findall(r"\d+", path.parts[-3])[0]): path.parent for path in folders}
     if not versions:
         raise FileNotFoundError(
-            "These tests need the server programs of PostgreSQL (initdb, postgres), 15 or later: "
+            "This needs the server programs of PostgreSQL (initdb, postgres), 15 or later: "
             "install them (apt-get install postgresql) or put them on the path."
         )
     return versions[max(versions)]

@@ -16,45 +16,17 @@ from typing import Any
 from confluent_kafka import Consumer, Message, TopicPartition
 
 import flights
-from support.bookings import DAYS, NAMES, Bookings
+from support.bookings import DAYS, booked
 from support.chain import Chain
-from support.kafka import kafka_broker
-from support.postgres import postgres_server
-from support.replication import Replication, Settings
-from support.workload import Workload
 
 SEED = 20130101
 FOLDER = Path(flights.__file__).parent / "data" / "changes"
-# Without their schemas, which would be four times as long, and with decimals that people can read.
-FORM = {"decimal.handling.mode": "string"}
 
 
 def record(folder: Path) -> None:
     """Write the files anew."""
-    with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        postgres = stack.enter_context(postgres_server())
-        kafka = stack.enter_context(kafka_broker(place / "kafka"))
-        connection = stack.enter_context(postgres.connect())
-        bookings = Bookings(connection, SEED)
-        bookings.create()
-        replication = Replication(
-            Settings(
-                postgres.port,
-                kafka.address,
-                str(place / "debezium"),
-                NAMES,
-                prefix="airline",
-                schemas=False,
-                transactions=False,
-                more=FORM,
-            )
-        )
-        stack.callback(replication.stop)
-        replication.start()
-        running = Chain(postgres, kafka, replication, Workload(SEED))
+    with tempfile.TemporaryDirectory() as place, booked(Path(place), SEED) as (bookings, running):
         read = _reader(running)
-        running.wait()
         _write(folder / f"{DAYS[0] - dt.timedelta(days=1)}.ndjson", next(read))
         for day in DAYS:
             bookings.day(day)

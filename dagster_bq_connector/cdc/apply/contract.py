@@ -18,7 +18,7 @@ from dagster_bq_connector.errors import (
     UnsupportedError,
 )
 from dagster_bq_connector.schema.types import type_name
-from dagster_bq_connector.table.admin import READ_ONLY, EnsuredTable, TableAdmin, ensured
+from dagster_bq_connector.table.admin import CDC_LABEL, READ_ONLY, EnsuredTable, TableAdmin, ensured
 from dagster_bq_connector.table.evolution import with_columns
 from dagster_bq_connector.table.literals import quoted, table_sql
 from dagster_bq_connector.table.options import MAX_CLUSTERING, TableOptions
@@ -106,6 +106,7 @@ def _new_table(
     )
     table = bigquery.Table(ref.to_api(), schema=columns)
     options.apply(table)
+    table.labels = {CDC_LABEL: "true"}  # which a replacement of its rows is refused by
     if cdc.max_staleness:
         table.max_staleness = interval(cdc.max_staleness)
     return table
@@ -129,7 +130,7 @@ def verify(admin: TableAdmin, ref: TableRef, cdc: CdcTable, table: bigquery.Tabl
         if drifts:
             remedy += ". BigQuery cannot change a primary key or partitioning in place"
         raise TableMismatchError(f"Table {ref} is not as the stream asks for: {texts}. {remedy}.")
-    if mendable:
+    if mendable or (cdc.reconcile and CDC_LABEL not in table.labels):
         table = admin.change(ref, lambda found: _reconcile(cdc, found, key))
     return Contracted(ensured(ref, table, table.modified), key)
 
@@ -172,6 +173,9 @@ def _reconcile(cdc: CdcTable, table: bigquery.Table, key: Sequence[str]) -> list
     if cdc.max_staleness is not None and _staleness(table) != cdc.max_staleness:
         table.max_staleness = interval(cdc.max_staleness) if cdc.max_staleness else None
         changed.append("max_staleness")
+    if CDC_LABEL not in table.labels:
+        table.labels = {**table.labels, CDC_LABEL: "true"}
+        changed.append("labels")
     return changed
 
 

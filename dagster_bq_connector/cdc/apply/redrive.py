@@ -64,7 +64,8 @@ def redrive(
             f"Stream {upsert.stream!r} keeps no dead letters: its failed_rows is "
             f"{upsert.failed_rows!r}."
         )
-    letters.kept, read = [], list[pa.Array[Any]]()
+    read: list[pa.Array[Any]] = []
+    letters.kept = []
     try:
         for batch in put_together(_messages(upsert, letters.ref)):
             check()

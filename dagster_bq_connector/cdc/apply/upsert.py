@@ -267,8 +267,8 @@ class Plan:
                 found.append(FailedEvent(message, None, reason).named(events.messages))
         if found:
             remedy = (
-                "Set truncates='ignore' to keep the rows; or stop the stream, empty the table by a "
-                "load job that truncates it, and let the stream go on after this event"
+                "Set truncates='ignore' to keep the rows; or drop the table, which is then made "
+                "anew, and let the stream go on after this event"
             )
             raise FailedEventsError(self._upsert.stream, found, remedy)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from dagster_bq_connector.cdc.envelope import envelopes
+from dagster_bq_connector.cdc.envelope.arrays import CHUNK, lines
 from dagster_bq_connector.cdc.envelope.connect import Meaning
-from dagster_bq_connector.cdc.envelope.envelopes import ADDED, Found, Shape, shape
+from dagster_bq_connector.cdc.envelope.envelopes import ADDED, Change, Found, Shape, shape
 from dagster_bq_connector.cdc.envelope.images import JSON_ERRORS, Json
 from dagster_bq_connector.cdc.envelope.keys import canonical_keys
 from dagster_bq_connector.cdc.envelope.payloads import NO_SCHEMA, Payloads
@@ -21,7 +22,7 @@ from dagster_bq_connector.cdc.event import FATES, Events, FailedEvent, Fate, Ind
 
 _compute: Any = pc  # its stubs know a part of what it takes
 _CODE = {fate: code for code, fate in enumerate(FATES)}
-_CHANGES = ("c", "u", "r", "d")
+_CHANGES = get_args(Change)
 _NO_ENVELOPE = (
     "is no change event of Debezium: it has no operation and source, nor the __op and __deleted of "
     "ExtractNewRecordState"
@@ -33,12 +34,12 @@ class Parsed:
     """What is kept of changes for their full parse.
 
     Attributes:
-        images: Of each change its row, of a delete its key.
+        images: Of each change its row, of a delete its key, as `lines` gives them.
         schemas: Of each change the place of the image's schema in `meanings`.
         meanings: The schemas of images; the first is None, for images without one.
     """
 
-    images: list[Json]
+    images: Any
     schemas: Indices
     meanings: list[Meaning | None]
 
@@ -62,24 +63,28 @@ class Batch:
 
     def wrapped(self) -> Found:
         """Find the changes that have their envelope, and all messages that change no row."""
-        slices = self.payloads.slices(self._given)
-        parsed, _ = envelopes.parse_each(self.form.envelope, slices, self.form.empty)
-        operations = envelopes.texts([envelope.op for envelope in parsed])
-        change = _compute.is_in(operations, value_set=pa.array(_CHANGES))
-        change = change.to_numpy(zero_copy_only=False)
-        if not all(sources := [envelope.source for envelope in parsed]):
-            change &= np.array([source is not None for source in sources])
-        topics = self.messages.column("topic")
-        for place in np.flatnonzero(~change).tolist():
-            message, envelope = int(self._given[place]), parsed[place]
-            fate = self._fate(envelope, slices[place], topics[message].as_py())
-            if fate is None:
-                self._left.append(message)
-            else:
-                self.fates[message] = _CODE[fate]
-        places = np.flatnonzero(change)
-        kept = parsed if len(places) == len(parsed) else [parsed[i] for i in places.tolist()]
-        return envelopes.wrapped(kept, self._given[places].tolist(), self.form.paths)
+        parts: list[Found] = []
+        for start in range(0, len(self._given), CHUNK):
+            messages = self._given[start : start + CHUNK]
+            values: list[Json] = self.payloads.values(messages).to_pylist()
+            parsed, failed = envelopes.parse_each(self.form.change, values, None)
+            if failed:
+                for place in failed:
+                    self._pass_over(int(messages[place]), values[place])
+                messages = np.delete(messages, list(failed))
+                parsed = [change for change in parsed if change is not None]
+            if parsed:
+                parts.append(envelopes.wrapped(parsed, messages, self.form.paths))
+        return envelopes.joined(parts, self.form.paths)
+
+    def _pass_over(self, message: int, value: Json) -> None:
+        """Find the fate of a message that is no change in its envelope."""
+        ([envelope], _) = envelopes.parse_each(self.form.envelope, [value], self.form.empty)
+        fate = self._fate(envelope, value, self.messages.column("topic")[message].as_py())
+        if fate is None:
+            self._left.append(message)
+        else:
+            self.fates[message] = _CODE[fate]
 
     def _fate(self, envelope: Any, value: Json, topic: str) -> Fate | None:
         if value == b"null":  # below a schema
@@ -89,7 +94,7 @@ class Batch:
     def unwrapped(self) -> Found:
         """Find the changes without their envelope. All messages that are left then fail."""
         left = np.array(self._left, np.int64)
-        slices = self.payloads.slices(left)
+        slices: list[Json] = self.payloads.values(left).to_pylist()
         blank = self.form.unwrapped(b"{}")
         parsed, failed = envelopes.parse_each(self.form.unwrapped, slices, blank)
         good: list[int] = []
@@ -110,7 +115,7 @@ class Batch:
         self._check_tombstones(self._left, parsed)
         return envelopes.unwrapped(
             [parsed[place] for place in good],
-            left[good].tolist(),
+            left[good],
             [slices[place] for place in good],
             self.form.paths,
         )
@@ -168,8 +173,8 @@ def find_events(
     """
     batch = Batch(messages, values, shape(tuple(paths)))
     whole, bare = batch.wrapped(), batch.unwrapped()
-    count = len(whole.messages)
-    return _assembled(batch, whole.with_(bare), count, keys)
+    found = envelopes.joined([whole, bare], paths) if len(bare.messages) else whole
+    return _assembled(batch, found, len(whole.messages), keys)
 
 
 def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> Events:
@@ -181,9 +186,9 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
         in_envelope: As many of them, from the first, have their envelope.
         keys: The payloads of the messages' keys.
     """
-    messages = np.array(found.messages, np.int64)
-    operations = envelopes.texts(found.operations)
-    named = _tables(envelopes.texts(found.schemas), envelopes.texts(found.tables))
+    messages = found.messages
+    operations, schemas, tables, *coordinates = found.texts
+    named = _tables(schemas, tables)
     canonical, wrong = canonical_keys(keys.values(messages))
     good = np.ones(len(messages), np.bool_)
     for index, reason in wrong.items():
@@ -192,16 +197,17 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
     _check(batch, good, messages, operations, named)
     deletes = _compute.equal(operations, "d").to_numpy(zero_copy_only=False)
     schemas, meanings = _schemas(batch.payloads, keys, messages, deletes, in_envelope)
-    images, rows = found.images, np.flatnonzero(deletes)
-    for index, key in zip(rows.tolist(), keys.slices(messages[rows]), strict=True):
-        images[index] = key
+    images = found.images
+    if deletes.any():
+        its_keys = lines(_compute.fill_null(keys.values(messages[deletes]), b"").to_pylist())
+        images = _compute.replace_with_mask(images, deletes, its_keys)
     arrays = [
         pa.array(messages.astype(np.int32)),
         named,
         operations.dictionary_encode(),
         canonical,
         pa.StructArray.from_arrays(
-            [envelopes.texts(values) for values in found.coordinates],
+            coordinates,
             fields=[pa.field(path, pa.string()) for path in batch.form.paths],
         ),
     ]
@@ -210,12 +216,9 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
     if in_envelope < len(messages) or not good.all():
         kept = np.argsort(messages, kind="stable")
         kept = kept[good[kept]]
-        changes, messages, schemas = (
-            changes.take(pa.array(kept, pa.int64())),
-            messages[kept],
-            schemas[kept],
-        )
-        images = [images[index] for index in kept.tolist()]
+        taken = pa.array(kept, pa.int64())
+        changes, images = changes.take(taken), images.take(taken)
+        messages, schemas = messages[kept], schemas[kept]
     batch.fates[messages] = _CODE[Fate.change]
     failed = [batch.failed[message] for message in sorted(batch.failed)]
     parsed = Parsed(images, schemas, meanings)

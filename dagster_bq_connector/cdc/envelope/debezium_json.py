@@ -20,7 +20,7 @@ from dagster_bq_connector.cdc.envelope.forms import (
     Forms,
     TimePrecision,
 )
-from dagster_bq_connector.cdc.envelope.images import Json, parse
+from dagster_bq_connector.cdc.envelope.images import parse
 from dagster_bq_connector.cdc.envelope.payloads import SchemaCache
 from dagster_bq_connector.cdc.envelope.values import Column, Read, read
 from dagster_bq_connector.cdc.event import Events, FailedEvent, Indices, Mask, Rows
@@ -90,7 +90,7 @@ class DebeziumJson:
         parts: list[_Part] = []
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
-            images = [parsed.images[index] for index in chosen[places].tolist()]
+            images = parsed.images.take(pa.array(chosen[places], pa.int64()))
             meaning, is_delete = parsed.meanings[group // 2], bool(group % 2)
             parts.append(_part(images, places, columns, meaning, forms, is_delete))
         return _rows(events, chosen, columns, parts)
@@ -137,7 +137,7 @@ class _Part:
 
 
 def _part(
-    images: Sequence[Json],
+    images: Any,
     places: Indices,
     columns: Sequence[SchemaField],
     meaning: Meaning | None,

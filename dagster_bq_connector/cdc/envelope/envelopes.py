@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import UNSET
+from msgspec.structs import astuple
 
+from dagster_bq_connector.cdc.envelope.arrays import integers, lines, strings
 from dagster_bq_connector.cdc.envelope.images import JSON_ERRORS, Json
-from dagster_bq_connector.cdc.event import Fate
+from dagster_bq_connector.cdc.event import Fate, Indices
 
 # What Debezium prefixes the fields with that it adds to unwrapped messages (add.fields.prefix).
 ADDED = "__"
-_PLAIN = ("op", "source", "transaction", "after")
+Change: TypeAlias = Literal["c", "u", "r", "d"]  # the operations that change a row
 _MARKS = ("status", "ts_ms", "ddl", "payload")
 
 
@@ -30,11 +33,14 @@ class Shape:
 
     Attributes:
         paths: Dotted paths of the coordinates, as `source.lsn`.
-        envelope: Parses a whole envelope; see `_shape`.
+        change: Parses the envelope of a change, and nothing else.
+        envelope: Parses what has the form of an envelope, for what is no change.
         unwrapped: Parses what ExtractNewRecordState adds to a row.
+        empty: An envelope without anything.
     """
 
     paths: tuple[str, ...]
+    change: Callable[[Json], Any]
     envelope: Callable[[Json], Any]
     unwrapped: Callable[[Json], Any]
     empty: Any
@@ -57,11 +63,20 @@ def shape(paths: tuple[str, ...]) -> Shape:
         parts[group][name] = None
     source = msgspec.defstruct("Source", _optional(parts["source"]), gc=False)
     transaction = msgspec.defstruct("Transaction", _optional(parts["transaction"]), gc=False)
+    change = msgspec.defstruct(
+        "Change",
+        [
+            ("op", Change),
+            ("source", source),
+            ("after", msgspec.Raw, msgspec.Raw(b"")),
+            ("transaction", transaction | None, None),
+        ],
+        gc=False,
+    )
     fields: list[Any] = [
         ("op", Any, None),
         ("source", source | None, None),
         ("transaction", transaction | None, None),
-        ("after", msgspec.Raw, msgspec.Raw(b"")),
         *_optional(_MARKS),
         *_optional(("added_op", "added_deleted")),
     ]
@@ -76,36 +91,38 @@ def shape(paths: tuple[str, ...]) -> Shape:
     unwrapped = msgspec.defstruct("Unwrapped", _optional(renamed), rename=renamed, gc=False)
     return Shape(
         paths,
+        msgspec.json.Decoder(change).decode,
         msgspec.json.Decoder(envelope).decode,
         msgspec.json.Decoder(unwrapped).decode,
         envelope(),
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
-    """Changes of one kind, a list a field, in the order of their messages."""
+    """Changes, a column a field.
 
-    messages: list[int] = field(default_factory=list[int])
-    operations: list[Any] = field(default_factory=list[Any])
-    schemas: list[Any] = field(default_factory=list[Any])
-    tables: list[Any] = field(default_factory=list[Any])
-    coordinates: list[list[Any]] = field(default_factory=list[list[Any]])
-    images: list[Json] = field(default_factory=list[Json])
+    Attributes:
+        messages: Which messages they come from.
+        texts: Strings: the operation, the schema, the table, and then the coordinates.
+        images: The rows, as `lines` gives them.
+    """
 
-    def with_(self, other: Found) -> Found:
-        """These changes and then the others."""
-        if not other.messages:
-            return self
-        pairs = zip(self.coordinates, other.coordinates, strict=True)
-        return Found(
-            self.messages + other.messages,
-            self.operations + other.operations,
-            self.schemas + other.schemas,
-            self.tables + other.tables,
-            [ours + theirs for ours, theirs in pairs],
-            self.images + other.images,
-        )
+    messages: Indices
+    texts: list[Any]
+    images: Any
+
+
+def joined(parts: Sequence[Found], paths: Sequence[str]) -> Found:
+    """The changes of all parts, one after the other."""
+    if not parts:
+        return Found(np.empty(0, np.int64), [texts([])] * (3 + len(paths)), lines([]))
+    columns = zip(*[part.texts for part in parts], strict=True)
+    return Found(
+        np.concatenate([part.messages for part in parts]),
+        [pa.concat_arrays(pieces) for pieces in columns],
+        pa.concat_arrays([part.images for part in parts]),
+    )
 
 
 def parse_each(
@@ -125,44 +142,40 @@ def parse_each(
             found.append(empty)
 
 
-def wrapped(envelopes: Sequence[Any], messages: Sequence[int], paths: Sequence[str]) -> Found:
-    """The changes among envelopes: those that have an operation and a source."""
-    sources = [envelope.source for envelope in envelopes]
-    coordinates: list[list[Any]] = []
+def wrapped(changes: Sequence[Any], messages: Indices, paths: Sequence[str]) -> Found:
+    """The changes that envelopes tell of, one or more."""
+    sources = [change.source for change in changes]
+    names = sources[0].__struct_fields__
+    columns = dict(zip(names, zip(*map(astuple, sources), strict=True), strict=True))
+    coordinates: list[Sequence[Any]] = []
     for path in paths:
         group, _, name = path.partition(".")
         if group == "source":
-            values = [getattr(source, name) for source in sources]
+            coordinates.append(columns[name])
         else:
-            parts = [envelope.transaction for envelope in envelopes]
-            values = [None if part is None else getattr(part, name) for part in parts]
-        coordinates.append(values)
-    return Found(
-        list(messages),
-        [envelope.op for envelope in envelopes],
-        _either([s.schema for s in sources], [s.db for s in sources]),
-        [source.table for source in sources],
-        coordinates,
-        [envelope.after for envelope in envelopes],
-    )
+            parts = [change.transaction for change in changes]
+            coordinates.append([None if part is None else getattr(part, name) for part in parts])
+    operations = [change.op for change in changes]
+    schemas = _either(columns["schema"], columns["db"])
+    found = [operations, schemas, columns["table"], *coordinates]
+    return Found(messages, list(map(texts, found)), lines([change.after for change in changes]))
 
 
 def unwrapped(
-    rows: Sequence[Any], messages: Sequence[int], values: Sequence[Json], paths: Sequence[str]
+    rows: Sequence[Any], messages: Indices, values: Sequence[Json], paths: Sequence[str]
 ) -> Found:
     """The changes among rows that ExtractNewRecordState has taken out of their envelopes."""
     deleted = ("true", True)
-    return Found(
-        list(messages),
+    found = [
         ["d" if row.deleted in deleted else "u" if row.op is UNSET else row.op for row in rows],
         _either([row.source_schema for row in rows], [row.source_db for row in rows]),
         [row.source_table for row in rows],
-        [[getattr(row, path.replace(".", "_")) for row in rows] for path in paths],
-        list(values),
-    )
+        *[[getattr(row, path.replace(".", "_")) for row in rows] for path in paths],
+    ]
+    return Found(messages, list(map(texts, found)), lines(values))
 
 
-def _either(schemas: list[Any], databases: list[Any]) -> list[Any]:
+def _either(schemas: Sequence[Any], databases: Sequence[Any]) -> Sequence[Any]:
     """The schema, or the database, where a source has no schemas, as MySQL."""
     if set(map(type, schemas)) == {str} and all(schemas):
         return schemas
@@ -191,15 +204,17 @@ def fate_without_row(envelope: Any, topic: str) -> Fate | None:
     return Fate.heartbeat if only_time or topic.startswith("__debezium-heartbeat") else None
 
 
-def texts(values: list[Any]) -> pa.Array[Any]:
+def texts(values: Sequence[Any]) -> pa.Array[Any]:
     """JSON scalars as the text that they had: numbers in digits, null where there is none."""
-    try:
+    found = strings(values)
+    if found is not None:
+        return found
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds <= {str}:
         return pa.array(values, pa.string())
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        pass
-    if set(map(type, values)) <= {int, type(None)}:
+    if kinds == {int}:
         try:
-            return pa.array(values, pa.int64()).cast(pa.string())
+            return integers(values).cast(pa.string())
         except OverflowError:
             pass
     return pa.array(list(map(_text, values)), pa.string())

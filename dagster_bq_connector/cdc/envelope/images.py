@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
+from msgspec.structs import astuple
+
+from dagster_bq_connector.cdc.envelope.arrays import CHUNK
 
 Json: TypeAlias = Any  # bytes, or a view of them
 
 # What the decoder raises for what is no such JSON; text that is no UTF-8, and nesting too deep.
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_SAME_NAMES = (
+    "the row ('after') has two columns whose names differ in case alone, which BigQuery does not "
+    "tell apart: leave one out (column.exclude.list on the connector)"
+)
 
 
 @dataclass
@@ -34,12 +41,12 @@ class Images:
 
 
 def parse(
-    images: Sequence[Json], names: Sequence[str], known: Iterable[str], ignored: str | None = None
+    images: Any, names: Sequence[str], known: Iterable[str], ignored: str | None = None
 ) -> Images:
     """Parse images.
 
     Args:
-        images: JSON objects.
+        images: JSON objects, as `lines` gives them.
         names: The columns that are wanted; the images' may differ from them in case.
         known: All names that the images are known to have, from their schema.
         ignored: Names that begin so are no columns.
@@ -47,25 +54,59 @@ def parse(
     layout = _Layout(list(names), ignored)
     for name in known:
         layout.add(name, 0)
-    rows: list[Any] = []
+    columns: list[list[Any]] = [[] for _ in names]
     failed: dict[int, str] = {}
+    for start in range(0, len(images), CHUNK):
+        chunk = images.slice(start, CHUNK)
+        rows = _together(chunk, layout)
+        if rows is None:
+            rows = _one_by_one(chunk, start, layout, failed)
+        # The columns that are wanted come first in a row, other names after them.
+        for column, values in zip(columns, zip(*map(astuple, rows), strict=False), strict=False):
+            column.extend(values)
+    return Images([*columns], failed, layout.unknown)
+
+
+def _together(images: Any, layout: _Layout) -> list[Any] | None:
+    """Parse images that are right, as the lines of one text; None when one may not be."""
+    _, offsets, data = images.buffers()
+    first, last = np.frombuffer(offsets, np.int32)[[images.offset, images.offset + len(images)]]
+    try:
+        # Each image is JSON as a whole, or nothing: so they cannot run into each other.
+        rows = layout.decoder().decode_lines(memoryview(data)[first:last])
+    except JSON_ERRORS:
+        return None
+    return rows if len(rows) == len(images) else None
+
+
+def _one_by_one(given: Any, first: int, layout: _Layout, failed: dict[int, str]) -> list[Any]:
+    """Parse images of which some may be wrong, or have names that are not known yet.
+
+    Args:
+        given: A chunk of all images.
+        first: Which of all images is the first of them.
+        layout: Learns names.
+        failed: Takes those that fail. In their place is a row without values.
+    """
+    images: list[Json] = given.to_pylist()
+    rows: list[Any] = []
     left = iter(images)
     while True:
         try:
             # Rows that were parsed before one that fails stay in the list.
-            rows.extend(map(layout.decoder(), left))
-            break
+            rows.extend(map(layout.decoder().decode, left))
+            return rows
         except JSON_ERRORS as error:
-            number = len(rows)
-            if isinstance(error, msgspec.ValidationError) and layout.learn(images[number], number):
-                rows.append(layout.decoder()(images[number]))
-            else:
-                failed[number] = f"the row ('after') is no JSON object of columns: {error}"
-                rows.append(layout.decoder()(b"{}"))
-    columns: list[Sequence[Any]] = [
-        list(map(attrgetter(f"c{index}"), rows)) for index in range(len(names))
-    ]
-    return Images(columns, failed, layout.unknown)
+            image, number = images[len(rows)], first + len(rows)
+            reason = f"the row ('after') is no JSON object of columns: {error}"
+            if isinstance(error, msgspec.ValidationError) and layout.learn(image, number):
+                try:
+                    rows.append(layout.decoder().decode(image))
+                    continue
+                except msgspec.ValidationError:
+                    reason = _SAME_NAMES
+            failed[number] = reason
+            rows.append(layout.decoder().decode(b"{}"))
 
 
 @dataclass
@@ -77,7 +118,7 @@ class _Layout:
     others: list[str] = field(default_factory=list[str])
     unknown: dict[str, int] = field(default_factory=dict[str, int])
 
-    def decoder(self) -> Callable[[Json], Any]:
+    def decoder(self) -> msgspec.json.Decoder[Any]:
         return _decoder(tuple(self.names), tuple(self.others))
 
     def learn(self, image: Json, number: int) -> bool:
@@ -104,7 +145,7 @@ class _Layout:
 
 
 @lru_cache(maxsize=1_000)
-def _decoder(names: tuple[str, ...], others: tuple[str, ...]) -> Callable[[Json], Any]:
+def _decoder(names: tuple[str, ...], others: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     """Parses one image to a struct of the values. Names that it does not know are an error."""
     wanted = {f"c{index}": name for index, name in enumerate(names)}
     passed = {f"o{index}": name for index, name in enumerate(others)}
@@ -113,4 +154,4 @@ def _decoder(names: tuple[str, ...], others: tuple[str, ...]) -> Callable[[Json]
     kind = msgspec.defstruct(
         "Image", fields, rename=wanted | passed, forbid_unknown_fields=True, gc=False
     )
-    return msgspec.json.Decoder(kind).decode
+    return msgspec.json.Decoder(kind)

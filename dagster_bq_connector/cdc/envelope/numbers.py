@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_bq_connector.cdc.envelope import arrays
 from dagster_bq_connector.cdc.envelope.connect import DECIMAL, Meaning
 from dagster_bq_connector.cdc.envelope.forms import Forms, Misfit, shown
 
@@ -79,7 +80,7 @@ def decimals_of_floats(values: Sequence[float | None]) -> Any:
 def integers(values: Sequence[int | None], meaning: Meaning | None) -> Any:
     """Integers; those of MySQL that are unsigned as they were before Debezium made them signed."""
     try:
-        found = pa.array(values, pa.int64())
+        found = arrays.integers(values)
     except OverflowError:
         return pa.array([None if v is None else Decimal(v) for v in values], pa.decimal256(76, 0))
     if meaning is None or not meaning.is_unsigned:
@@ -145,11 +146,12 @@ def _numbers(texts: Any) -> Any:
     starts, sizes = bounds[:-1], np.diff(bounds)
     used = np.frombuffer(data or b"", np.uint8)
     found = np.zeros(len(texts), np.int64)
-    for size in np.unique(sizes).tolist():
+    for size in np.flatnonzero(np.bincount(sizes)).tolist():
         if size % 4 or size > 12:
             return _unscaled(texts.to_pylist())
         rows = np.flatnonzero(sizes == size)
-        if size and not _decode_into(found, rows, used[starts[rows][:, None] + np.arange(size)]):
+        text = used[starts[rows] + np.arange(size)[:, None]]  # a row for each character
+        if size and not _decode_into(found, rows, text):
             return _unscaled(texts.to_pylist())
     if (sizes[texts.is_valid().to_numpy(zero_copy_only=False)] == 0).any():
         raise Misfit("empty text is no decimal: mend it")
@@ -158,19 +160,27 @@ def _numbers(texts: Any) -> Any:
 
 
 def _decode_into(found: Any, rows: Any, text: Any) -> bool:
-    """Decode texts of one length, of up to eight bytes each. False when some cannot be."""
-    padding = (text == ord("=")).sum(axis=1)
-    for count in np.unique(padding).tolist():
+    """Decode texts of one length, of up to eight bytes each. False when some cannot be.
+
+    Args:
+        found: Takes the numbers.
+        rows: Where in it each belongs.
+        text: Base64: the first characters of all texts, the second ones, and so on.
+    """
+    padded = text[-2:] == ord("=")
+    padding = padded[1].astype(np.int8) + (padded[0] & padded[1])
+    for count in np.flatnonzero(np.bincount(padding)).tolist():
         places = np.flatnonzero(padding == count)
-        digits = _SIXES[text[places][:, : text.shape[1] - count]]
-        octets = text.shape[1] // 4 * 3 - count
-        if count > 2 or octets > 8 or (digits < 0).any():
+        digits = _SIXES[text[: len(text) - count, places]]
+        octets = len(text) // 4 * 3 - count
+        if octets > 8 or (digits < 0).any():
             return False
         value = np.zeros(len(places), np.uint64)
-        spare = digits.shape[1] * 6 - octets * 8  # bits of the last character that mean nothing
-        for column in digits.T[:-1].astype(np.uint64):
-            value = value << np.uint64(6) | column
-        value = value << np.uint64(6 - spare) | digits.T[-1].astype(np.uint64) >> np.uint64(spare)
+        for sixes in digits[:-1].astype(np.uint64):
+            value <<= np.uint64(6)
+            value |= sixes
+        spare = len(digits) * 6 - octets * 8  # bits of the last character that mean nothing
+        value = value << np.uint64(6 - spare) | digits[-1].astype(np.uint64) >> np.uint64(spare)
         shift = np.int64(64 - 8 * octets)
         found[rows[places]] = value.view(np.int64) << shift >> shift
     return True

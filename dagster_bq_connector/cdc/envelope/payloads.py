@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_bq_connector.cdc.envelope.connect import Meaning
-from dagster_bq_connector.cdc.event import Indices
+from dagster_bq_connector.cdc.event import Indices, Mask
 
 NO_SCHEMA = -1
 
 _compute: Any = pc  # its stubs know a part of what it takes
 _EMBEDDED = r'^\s*\{\s*"(?:schema|payload)"\s*:'
+_FIRST = b'{"'
+_NAMES = list(b"sp")
 _BEFORE_PAYLOAD = re.compile(rb'"payload"\s*:\s*\Z')
 # As many schemas are kept. Each is some kilobytes of JSON; a stream has one or two a table.
 _MOST = 2_000
@@ -54,20 +57,29 @@ class Payloads:
     schemas: Indices
     meanings: list[Meaning]
 
+    def value(self, index: int) -> bytes:
+        """The bytes of one of them."""
+        return bytes(self.data[self.starts[index] : self.stops[index]])
+
     def values(self, indices: Indices) -> pa.Array[Any]:
-        """The same as an Arrow array; of a column without schemas, the column itself."""
-        if len(indices) == len(self.column) and not self.meanings:
-            return self.column
-        return pa.array(self.slices(indices), pa.binary())
+        """The bytes of some of them, in that order. A null is null or empty."""
+        if self._cells is not None:
+            return self._cells.take(pa.array(indices * 2))
+        first, count = int(indices[0]) if len(indices) else 0, len(indices)
+        if np.array_equal(indices, np.arange(first, first + count)):
+            return self.column.slice(first, count)  # no copy is needed
+        taken: Any = pa.array(indices)
+        return self.column.take(taken)
 
-    def slices(self, indices: Indices) -> list[bytes]:
-        """The bytes of some of them.
-
-        Copies: views would be followed by Python's garbage collector, which costs more.
-        """
-        data = self.data
-        bounds = zip(self.starts[indices].tolist(), self.stops[indices].tolist(), strict=True)
-        return [data[start:stop].tobytes() for start, stop in bounds]
+    @cached_property
+    def _cells(self) -> Any | None:
+        """The payloads, and after each what stands before the next; None for the column itself."""
+        sizes = _compute.fill_null(_compute.binary_length(self.column), 0).to_numpy()
+        if np.array_equal(self.stops - self.starts, sizes):
+            return None
+        bounds = np.column_stack([self.starts, self.stops]).astype(np.int32).ravel()
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
 
 class SchemaCache:
@@ -95,8 +107,10 @@ class SchemaCache:
             np.full(len(values), NO_SCHEMA, np.int64),
             [],
         )
-        left = _compute.match_substring_regex(values, _EMBEDDED)
-        left = np.flatnonzero(_compute.fill_null(left, False).to_numpy(zero_copy_only=False))
+        left = _likely(found)
+        while len(left) and self._known(found.value(int(left[0]))):
+            left = self._find(values, found, left)
+        left = left[_mask(_compute.match_substring_regex(_taken(values, left), _EMBEDDED))]
         for _ in range(_MOST_IN_BATCH):
             if not len(left):
                 break
@@ -108,14 +122,13 @@ class SchemaCache:
     def _find(self, values: Any, found: Payloads, left: Indices) -> Indices:
         """Find all payloads below the schema of the first message that is left."""
         first = int(left[0])
-        value = bytes(found.data[found.starts[first] : found.stops[first]])
+        value = found.value(first)
         prefix = self._known(value) or self._parse(found, first, keep=True)
         if prefix is None:
             return left[1:]
-        candidates = values if len(left) == len(values) else values.take(pa.array(left))
+        candidates = _taken(values, left)
         same = _compute.starts_with(candidates, prefix)
-        same = _compute.and_(same, _compute.ends_with(candidates, b"}"))
-        same = same.to_numpy(zero_copy_only=False)
+        same = _mask(_compute.and_(same, _compute.ends_with(candidates, b"}")))
         rows = left[same]
         found.starts[rows] += len(prefix)
         found.stops[rows] -= 1
@@ -132,7 +145,7 @@ class SchemaCache:
 
     def _parse(self, found: Payloads, index: int, keep: bool) -> bytes | None:
         """Parse one message. Its prefix, if messages like it are known by one."""
-        value = bytes(found.data[found.starts[index] : found.stops[index]])
+        value = found.value(index)
         try:
             message = _embedded.decode(value)
             schema = msgspec.json.decode(message.schema)
@@ -160,3 +173,23 @@ class SchemaCache:
     def _is_prefix(value: bytes, prefix: bytes, payload: bytes) -> bool:
         ends = len(value) == len(prefix) + len(payload) + 1
         return ends and _BEFORE_PAYLOAD.search(prefix[-64:]) is not None
+
+
+def _likely(found: Payloads) -> Indices:
+    """Which values may begin with a schema, by their first bytes.
+
+    It spares the pattern for most messages without a schema, which begin with `{"before"`.
+    """
+    indices = np.flatnonzero(found.stops - found.starts >= len(_FIRST) + 1)
+    octets, starts = np.frombuffer(found.data, np.uint8), found.starts[indices]
+    plain = (octets[starts] == _FIRST[0]) & (octets[starts + 1] == _FIRST[1])
+    return indices[~plain | np.isin(octets[starts + 2], _NAMES)]
+
+
+def _taken(values: Any, indices: Indices) -> Any:
+    """The values at indices that ascend."""
+    return values if len(indices) == len(values) else values.take(pa.array(indices))
+
+
+def _mask(values: Any) -> Mask:
+    return values.to_numpy(zero_copy_only=False)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_bq_connector.cdc.envelope.arrays import integers
 from dagster_bq_connector.cdc.envelope.connect import Meaning
 from dagster_bq_connector.cdc.envelope.forms import Forms, Misfit, shown
 
@@ -62,7 +63,7 @@ def days(values: Sequence[int | None]) -> Any:
     Raises:
         Misfit: One is not within the years 1 to 9999.
     """
-    numbers = pa.array(values, pa.int64())
+    numbers = integers(values)
     _check(numbers, _DAYS, _INFINITE_DAYS, "days")
     return numbers.cast(pa.int32()).cast(pa.date32())
 
@@ -78,7 +79,7 @@ def instants(values: Sequence[int | None], meaning: Meaning | None, forms: Forms
         raise _no_unit(values, meaning)
     first, last = (second * _PER_SECOND[unit] for second in _SECONDS)
     bounds = (first, last + _PER_SECOND[unit] - 1)
-    numbers = pa.array(values, pa.int64())
+    numbers = integers(values)
     _check(numbers, bounds, _INFINITE.get(unit, {}), unit)
     kind: Any = pa.timestamp(unit)
     return numbers.cast(kind)
@@ -93,7 +94,7 @@ def clock(values: Sequence[int | None], meaning: Meaning | None, forms: Forms) -
     unit = unit_of(meaning, forms)
     if unit is None:
         raise _no_unit(values, meaning)
-    numbers = pa.array(values, pa.int64())
+    numbers = integers(values)
     for value in _ends(numbers):
         if not 0 <= value < 86_400 * _PER_SECOND[unit]:
             raise Misfit(f"{value} {unit} is no time of day: mend it, or use a STRING column")
@@ -107,7 +108,7 @@ def durations(values: Sequence[int | None], meaning: Meaning | None) -> Any:
     unit: Any = "us" if meaning is None else _UNITS.get(meaning.name)
     if unit is None:
         raise Misfit(f"{shown(values[0])} has the type {meaning and meaning.type}: no interval")
-    return pa.array(values, pa.int64()).cast(pa.duration(unit))
+    return integers(values).cast(pa.duration(unit))
 
 
 def dates_of_texts(texts: Any) -> Any:

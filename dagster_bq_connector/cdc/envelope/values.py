@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.cloud.bigquery import SchemaField
 
+from dagster_bq_connector.cdc.envelope.arrays import strings
 from dagster_bq_connector.cdc.envelope.forms import (
     Misfit,
     shown,
@@ -82,7 +83,8 @@ def read(column: Column, values: Sequence[Any], place: Place) -> Read:
         place: Takes the rows that fail. What their values become means nothing.
     """
     wire: Any = wire_field(column.field).type
-    kinds = set(map(type, values)) - {type(None)}
+    text = strings(values)
+    kinds: set[Any] = {str} if text is not None else set(map(type, values)) - {type(None)}
     missing = unavailable = None
     if msgspec.UnsetType in kinds:
         kinds.remove(msgspec.UnsetType)
@@ -91,6 +93,8 @@ def read(column: Column, values: Sequence[Any], place: Place) -> Read:
     parts: list[Any] = []
     for kind in kinds:
         chosen = values if len(kinds) == 1 else [v if type(v) is kind else None for v in values]
+        if kind is str:
+            chosen = pa.array(chosen, pa.string()) if text is None else text
         array, found = _read_kind(column, kind, chosen, place)
         if array is not None:
             parts.append(array if array.type == wire else cast_array(array, wire, place))
@@ -117,17 +121,17 @@ def _check(field: SchemaField, array: Any, absent: Mask | None, place: Place) ->
 
 
 def _read_kind(
-    column: Column, kind: type, values: Sequence[Any], place: Place
+    column: Column, kind: type, values: Any, place: Place
 ) -> tuple[Any | None, Mask | None]:
-    """Values of one kind, and nulls. None when the column takes no such kind."""
+    """Values of one kind, and nulls; text as an array. None when the column takes no such kind."""
+    given: Any = values
     if kind is str:
-        given: Any = pa.array(values, pa.string())
         found = None if column.nested else unavailable_texts(given)
         if found is not None:
             given = _compute.if_else(pa.array(found), None, given)
     else:
         looked = kind in (list, dict) and not column.nested
-        given, found = values, unavailable_values(values) if looked else None
+        found = unavailable_values(values) if looked else None
         if found is not None:
             given = [None if gone else v for v, gone in zip(values, found.tolist(), strict=True)]
     if column.field.mode == "REPEATED":

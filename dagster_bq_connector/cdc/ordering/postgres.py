@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from dagster_bq_connector.cdc.ordering.profile import (
     OrderingProfile,
     State,
     Unsigned,
+    decimals,
     failures,
     field_values,
     sequence_texts,
@@ -26,6 +28,9 @@ _SEQUENCE, _LSN = "source.sequence", "source.lsn"
 _SNAPSHOT, _COMMIT = "source.snapshot", "source.ts_ms"
 _ORDER = "transaction.total_order"
 _PAIR = r'^\s*\[\s*(?:null|"(?P<committed>[^"\s]+)")\s*,\s*"(?P<current>[^"\s]+)"\s*\]\s*$'
+_PLAIN = re.compile(
+    r'\[(?:null|"(?P<committed>0|[1-9][0-9]{0,18})"),"(?P<current>0|[1-9][0-9]{0,18})"\]'
+)
 _SIGNED = r"^-[1-9][0-9]{0,18}$"
 _LOWEST = "9223372036854775808"  # without its sign
 # Transactions that commit at once may be stamped in another order than they are logged in.
@@ -129,13 +134,42 @@ class _Pair:
 
     @classmethod
     def of(cls, changes: pa.RecordBatch) -> _Pair:
-        found = _compute.extract_regex(field_values(changes, _SEQUENCE), _PAIR)
+        texts = field_values(changes, _SEQUENCE)
+        if alike := _alike(texts):
+            return cls(*alike, np.ones(len(texts), np.bool_))
+        found = _compute.extract_regex(texts, _PAIR)
         matched = found.is_valid().to_numpy(zero_copy_only=False)
         first, second = found.flatten()
         absent = _compute.fill_null(_compute.equal(first, ""), True).to_numpy(zero_copy_only=False)
         committed, first_right = _lsns(first)
         current, second_right = _lsns(second)
         return cls(committed, current, matched & (first_right | absent) & second_right)
+
+
+def _alike(texts: Any) -> tuple[Unsigned, Unsigned] | None:
+    """The pairs of texts whose digits stand in the same places, as of most batches they do.
+
+    None when they do not, or when the numbers are not plain ones of up to 19 digits, which all fit.
+    """
+    if not len(texts) or texts.null_count:
+        return None
+    first = _PLAIN.fullmatch(texts[0].as_py())
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(texts) + 1, texts.offset * 4)
+    if first is None or not (np.diff(bounds) == first.end()).all():
+        return None
+    octets = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].reshape(len(texts), -1)
+    columns = np.ascontiguousarray(octets.T)
+    digits = np.zeros(first.end(), np.bool_)
+    found: list[Unsigned] = []
+    for start, stop in (first.span("committed"), first.span("current")):
+        digits[start:stop] = True
+        found.append(decimals(columns[start:stop], len(texts)))
+        if stop - start > 1 and (columns[start] == ord("0")).any():
+            return None
+    numerals = columns[digits] - np.uint8(ord("0"))
+    same = columns[~digits] == columns[~digits, :1]
+    return (found[0], found[1]) if (numerals < 10).all() and same.all() else None
 
 
 def _lsns(texts: Any) -> tuple[Unsigned, Mask]:

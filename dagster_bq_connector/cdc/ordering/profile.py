@@ -16,7 +16,6 @@ State: TypeAlias = Mapping[str, Any]  # JSON, in the ledger entry of the stream
 Unsigned: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint64]]"
 
 _compute: Any = pc  # its stubs know a part of what it takes
-_DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _MAXIMUM = "18446744073709551615"
 
 
@@ -88,14 +87,27 @@ def unsigned(texts: Any) -> tuple[Unsigned, Mask]:
     return digits.cast(pa.uint64()).to_numpy(), found
 
 
+def decimals(digits: Any, count: int) -> Unsigned:
+    """Numbers from their digits.
+
+    Args:
+        digits: ASCII, at most 19 rows: the first digit of each number, the second, and so on.
+        count: How many numbers there are.
+    """
+    found = np.zeros(count, np.uint64)
+    for row in digits:
+        found *= np.uint64(10)
+        found += row - np.uint8(ord("0"))
+    return found
+
+
 def sequence_texts(sections: Sequence[Unsigned], right: Mask) -> pa.Array[Any]:
     """Sections as text: 16 uppercase digits each, with a slash between; null where not `right`."""
     count, width = len(right), 17 * len(sections) - 1
     text = np.full((count, width), ord("/"), np.uint8)
     for place, section in enumerate(sections):
-        octets = section.astype(">u8").view(np.uint8).reshape(count, 8)
-        text[:, place * 17 : place * 17 + 16 : 2] = _DIGITS[octets >> 4]
-        text[:, place * 17 + 1 : place * 17 + 16 : 2] = _DIGITS[octets & 15]
+        digits = section.astype(">u8").tobytes().hex().upper().encode()
+        text[:, place * 17 : place * 17 + 16] = np.frombuffer(digits, np.uint8).reshape(count, 16)
     valid = None if right.all() else pa.py_buffer(np.packbits(right, bitorder="little"))
     offsets = np.arange(0, count * width + 1, width, dtype=np.int32)
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(text)]

@@ -1,6 +1,6 @@
-"""`make demo`: a week of flights in and out of a local BigQuery, then Dagster in the browser.
+"""`make demo`: a week of flights and bookings in a local BigQuery, then Dagster in the browser.
 
-Ends with status 1 when a row that went in was not read back.
+Ends with status 1 when a row is not what it is at its source.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from dagster_bq_connector import BigQueryReader, BigQueryResource
 from dagster_bq_connector.local import LocalBigQuery
-from flights import source
+from flights import demo_bookings, source
 from flights.definitions import defs
 
 WEEK = [str(date(2013, 1, 1) + timedelta(days=n)) for n in range(7)]
@@ -47,11 +48,7 @@ def main() -> int:
     options = arguments.parse_args()
     if not options.no_ui and is_taken(options.port):
         arguments.error(f"port {options.port} is taken: choose another (PORT=3001 make demo)")
-    # A shell ignores SIGINT for what it starts in the background, and dagster would inherit that.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    heed_signals()
     try:
         return run(options.home.absolute(), None if options.no_ui else options.port)
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
@@ -59,25 +56,54 @@ def main() -> int:
         return 128 + signal.SIGINT
 
 
+def heed_signals() -> None:
+    """Let whatever ends a program from outside raise KeyboardInterrupt: all is ended in order."""
+    # A shell ignores SIGINT for what it starts in the background, and dagster would inherit that.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
 def run(home: Path, port: int | None) -> int:
     """Load and read back; then, given a port, serve the page. Returns the exit status."""
-    for folder in ("bigquery", "dagster"):  # of an earlier demo; nothing else of `home` is ours
-        shutil.rmtree(home / folder, ignore_errors=True)
-    (home / "dagster").mkdir(parents=True)
-    (home / "dagster" / "dagster.yaml").write_text(INSTANCE)
-    (home / "dagster" / "workspace.yaml").write_text(WORKSPACE)
+    workspace = prepare(home, "bigquery", "changes")
+    changes = home / "changes"
     print("Starting a local BigQuery ...", flush=True)
     with LocalBigQuery(data_dir=home / "bigquery") as local:
-        os.environ.update(local.environment, DAGSTER_HOME=str(home / "dagster"))
-        complete = load_week()
+        os.environ.update(local.environment)
+        os.environ.update(DAGSTER_HOME=str(workspace.parent), FLIGHTS_CHANGES=str(changes))
+        bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT").get_value())
+        # With the page, the last day comes when somebody can see what the sensor makes of it.
+        days = WEEK if port is None else WEEK[:-1]
+        complete = load_week(bigquery)
+        complete = replay_bookings(bigquery, changes, days) and complete
         if port is None or not complete:
             return 0 if complete else 1
-        return serve(port, home / "dagster" / "workspace.yaml")
+        return serve(port, workspace, lambda page: last_day(page, changes))
 
 
-def load_week() -> bool:
+def prepare(home: Path, *folders: str) -> Path:
+    """Begin anew in a folder, and configure Dagster there.
+
+    Args:
+        home: The folder.
+        folders: Those in it that an earlier demo filled, beside Dagster's. Nothing else is touched.
+
+    Returns:
+        Dagster's workspace file; it stands in DAGSTER_HOME.
+    """
+    for folder in (*folders, "dagster"):
+        shutil.rmtree(home / folder, ignore_errors=True)
+    workspace = home / "dagster" / "workspace.yaml"
+    workspace.parent.mkdir(parents=True)
+    workspace.with_name("dagster.yaml").write_text(INSTANCE)
+    workspace.write_text(WORKSPACE)
+    return workspace
+
+
+def load_week(bigquery: BigQueryResource) -> bool:
     """Materialize a week, read it back, print what came. Returns whether every row did."""
-    bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT").get_value())
     connected = bigquery.connect()
     connected.clients.cloud_storage(connected.project).create_bucket(BUCKET)
     started = time.monotonic()
@@ -124,26 +150,63 @@ def read_back(reader: BigQueryReader) -> bool:
     return complete
 
 
-def serve(port: int, workspace: Path) -> int:
-    """Run `dagster dev` until Ctrl-C."""
-    print("\nStarting Dagster ...", flush=True)
+def replay_bookings(bigquery: BigQueryResource, changes: Path, days: list[str]) -> bool:
+    """Apply the changes of some days, print what came. Returns whether the tables are right."""
+    print()
+    with dg.DagsterInstance.get() as instance:
+        files = [demo_bookings.BEFORE, *days]
+        demo_bookings.replay(defs(), instance, bigquery, changes, files, QUIET)
+    return demo_bookings.compare(bigquery, changes)
+
+
+def last_day(page: str, changes: Path) -> None:
+    """Let the changes of the last day come while the page is there."""
+    demo_bookings.feed(changes, WEEK[-1])
+    print(
+        f"\nThe changes of {WEEK[-1]} have just come to {changes}: within seconds the sensor\n"
+        f"{page}/locations/flights/sensors/bookings_sensor launches a run that applies them."
+    )
+
+
+def serve(port: int, workspace: Path, once_there: Callable[[str], None]) -> int:
+    """Run Dagster until Ctrl-C; `once_there` is told the address of its page."""
+    try:
+        with dagster(workspace, port) as server:
+            if server.poll() is None:
+                once_there(f"http://{HOST}:{port}")
+                sys.stdout.flush()
+            return server.wait() or 1  # nobody asked it to end
+    except KeyboardInterrupt:
+        return 0
+
+
+@contextlib.contextmanager
+def dagster(workspace: Path, port: int | None) -> Iterator[subprocess.Popen[bytes]]:
+    """Dagster in a process of its own: with its page, once that is there, or the daemon alone."""
+    log = workspace.with_name("log")
+    print(f"\nStarting Dagster, which logs to {log} ...", flush=True)
     # `dg dev` supersedes it, but looks for newer versions of itself on the internet.
     quiet = "ignore:Function `dev_command` is superseded"
-    command = [sys.executable, "-W", quiet, "-m", "dagster", "dev", "-w", str(workspace)]
-    command += ["-h", HOST, "-p", str(port), "--log-level", "warning"]
+    command = [sys.executable, "-W", quiet, "-m", "dagster", "dev", "-h", HOST, "-p", str(port)]
+    if port is None:
+        command = [str(Path(sys.executable).with_name("dagster-daemon")), "run"]
+    command += ["-w", str(workspace), "--log-level", "warning"]
     # In a session of its own, so that it gets one signal, from here, however this one is stopped.
-    server = subprocess.Popen(command, start_new_session=True)
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
-        while server.poll() is None and not is_taken(port):
+        while port and server.poll() is None and not is_taken(port):
             time.sleep(0.2)
-        if server.poll() is None:
+        if port and server.poll() is None:
             page = f"http://{HOST}:{port}/assets/flights"
             print(f"Dagster is at {page} (Ctrl-C ends it). Press Materialize.", flush=True)
-        return server.wait() or 1  # nobody asked it to end
-    except KeyboardInterrupt:
-        print("\nStopping Dagster ...", flush=True)
-        return 0
+        yield server
+        if server.poll() is not None:
+            print(f"\nDagster ended:\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
     finally:
+        print("\nStopping Dagster ...", flush=True)
         end(server)
 
 
@@ -154,7 +217,7 @@ def is_taken(port: int) -> bool:
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
-    """Ask `dagster dev` to end, and make sure that nothing of it stays: runs, code servers."""
+    """Ask Dagster to end, and make sure that nothing of it stays: runs, code servers."""
     try:
         server.send_signal(signal.SIGINT)
         server.wait(STOP_SECONDS)

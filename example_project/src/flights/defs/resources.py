@@ -1,6 +1,7 @@
 """The connection. The emulators' variables, when they are set, decide where it leads."""
 
 import os
+from pathlib import Path
 
 import dagster as dg
 
@@ -10,7 +11,19 @@ from dagster_bq_connector import (
     DefaultStreamWriter,
     ExactlyOnceWriter,
     FileLoadsWriter,
+    FileSource,
+    KafkaSource,
 )
+
+RECORDED = Path(__file__).parents[1] / "data" / "changes"
+
+
+def changes() -> FileSource | KafkaSource:
+    """Where the changes of bookings come from: recorded files, or Debezium's topics in Kafka."""
+    if broker := os.environ.get("FLIGHTS_KAFKA"):
+        topics = r"^airline\.public\.(bookings|passengers)$"
+        return KafkaSource(bootstrap_servers=broker, topic=topics)
+    return FileSource(path=os.environ.get("FLIGHTS_CHANGES") or str(RECORDED))
 
 
 @dg.definitions
@@ -32,5 +45,6 @@ def resources() -> dg.Definitions:
             "weather_writer": once,
             "late_writer": once,
             "log_writer": stream,
+            "changes": changes(),
         }
     )
