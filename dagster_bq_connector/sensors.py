@@ -71,7 +71,7 @@ def build_cdc_sensor(
         )
 
     def evaluate(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
-        return _Tick(context, streams, resources).result()
+        return _Tick(context, streams, resources).evaluate()
 
     sources = {stream.source for stream in found}
     described = {"context": dg.SensorEvaluationContext}
@@ -99,7 +99,7 @@ class _Tick:
         self._problems: list[str] = []
         self._reasons: list[str] = []
 
-    def result(self) -> dg.SensorResult:
+    def evaluate(self) -> dg.SensorResult:
         ends, next_ = time.monotonic() + BUDGET_SECONDS, ""
         requests: list[dg.RunRequest] = []
         for number, name in enumerate(self._order()):

@@ -6,6 +6,7 @@ Nothing is written to BigQuery here; what is folded is compared with the source 
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,21 @@ from dagster_bq_connector.cdc.source.kafka import KafkaMessages
 from dagster_bq_connector.cdc.source.kafka_broker import KafkaOptions
 from support.chain import Chain, chain
 from support.comparing import Difference, compare_rows
+from support.replication import settled
 from support.workload_tables import TABLES
 
 SEED = 5
 PASSED_OVER = (Fate.tombstone, Fate.heartbeat, Fate.transaction, Fate.logical_message)
+
+
+@dataclass
+class Event:
+    """An event, as Debezium's engine hands it over."""
+
+    text: str | None
+
+    def value(self) -> str | None:
+        return self.text
 
 
 def messages_of(running: Chain) -> pa.RecordBatch:
@@ -141,3 +153,14 @@ def test_differences_are_named(running: Chain) -> None:
     assert difference.different == {(rows[0]["item"],): of_first}
     assert Counter(same.counts) == Counter({"columns": 1})
     assert same.columns == ["place"]
+
+
+def test_a_delete_is_done_with_what_follows_it() -> None:
+    """The half of a changed key must not be stored as done: a kill would lose the other."""
+    delete, create, heartbeat = Event('{"op":"d"}'), Event('{"op":"c"}'), Event('{"ts_ms":1}')
+    tombstone = Event(None)
+    assert settled([create, delete]) == 1
+    assert settled([create, delete, tombstone]) == 1
+    assert settled([delete, tombstone, create]) == 3
+    assert settled([delete, tombstone, heartbeat]) == 3
+    assert settled([delete, tombstone]) == settled([tombstone]) == settled([]) == 0

@@ -6,10 +6,14 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Relays to a port of this machine. Threads of their own pump each connection."""
+    """Relays to a port of this machine. Threads of their own pump each connection.
+
+    Attributes:
+        target: The port, for connections that come.
+    """
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self.target = port
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -38,7 +42,11 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:  # stopped
                 return
-            far = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # nobody is there for a while
+                near.close()
+                continue
             with self._lock:
                 self._open += [near, far]
             for source, sink in ((near, far), (far, near)):

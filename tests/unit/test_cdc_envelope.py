@@ -233,7 +233,7 @@ def test_each_schema_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([schema for schema in parsed if "Envelope" in str(schema.get("name"))]) == 2
     columns = envelope.columns(found, "public.orders")
     assert columns is not None
-    assert [column.name for column in columns] == ["id", "name"]
+    assert [column.name for column in columns] == ["id", "name", "paid"]
     assert rows(found).batch.column("name").to_pylist() == [f"n{n}" for n in range(500)]
 
 

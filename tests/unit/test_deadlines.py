@@ -43,7 +43,7 @@ CALLS = {
     "upload_from_file",
 }
 # Receivers that are no client: answers in this process, and calls that a watch ends.
-OURS = {"sent.answer", "self._sent[0].answer", "self._call", "call", "ledger", "outcome"}
+OURS = {"np", "sent.answer", "self._sent[0].answer", "self._call", "call", "ledger", "outcome"}
 
 
 def network_calls() -> Iterator[tuple[str, ast.Call]]:
