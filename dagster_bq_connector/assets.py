@@ -11,6 +11,7 @@ import dagster as dg
 
 from dagster_bq_connector.cdc.apply.upsert import Upsert, check_settings
 from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
+from dagster_bq_connector.cdc.look import lost_entry
 from dagster_bq_connector.cdc.ordering.profile import OrderingProfile
 from dagster_bq_connector.cdc.source.source import Source
 from dagster_bq_connector.cdc.stream import Drained, Pace, Request, Worker
@@ -20,6 +21,7 @@ from dagster_bq_connector.cdc_sources import CdcSource
 from dagster_bq_connector.errors import (
     ConfigurationError,
     LeaseLostError,
+    OrderBreakError,
     PlanMismatchError,
     StreamStoppedError,
 )
@@ -35,9 +37,11 @@ from dagster_bq_connector.table.ref import TableRef
 STREAM, PLAN, START = "dagster_bq/stream", "dagster_bq/plan", "dagster_bq/start"
 # The name of the source's table, in the metadata of its asset.
 TABLE = "dagster_bq/source_table"
+# Where a stream stood after a run, in the metadata of its materializations.
+STOP = "dagster_bq/stop"
 NO_RUN_RETRIES = {"dagster/max_retries": "0"}
 # After these a retry would do the same again, or what another run does.
-FINAL = (PlanMismatchError, StreamStoppedError, LeaseLostError)
+FINAL = (PlanMismatchError, StreamStoppedError, LeaseLostError, OrderBreakError)
 SOURCE_SECONDS = 60.0
 
 
@@ -176,11 +180,11 @@ def cdc_assets(
         failed_rows: What becomes of messages that no retry can save: `fail` the run, so that the
             stream stays where it is; `drop` and count them; or keep them in a table, `DeadLetters`.
         truncates: Whether a TRUNCATE of a source's table makes the run `fail`, or is passed over.
-        min_rows: So many messages that wait are worth a run.
-        max_delay: So is a message that has waited for so long.
-        max_changes: How many messages a plan may hold.
-        max_run_seconds: A run that has worked for so long begins no other plan.
-        lease_seconds: Another run may take over from one that was not heard of for so long. The
+        min_rows: So many messages that wait are worth a run; 10,000.
+        max_delay: So is a message that has waited for so long; a minute.
+        max_changes: How many messages a plan may hold; 100,000.
+        max_run_seconds: A run that has worked for so long begins no other plan; 600.
+        lease_seconds: Another run may take over from one that was not heard of for so long; 60. The
             clocks of machines that run Dagster must agree to a small part of it.
         bigquery: The resource key of the BigQuery resource.
         ledger: Where the stream's entry is: a dataset, project.dataset or gs://bucket/prefix. With
@@ -249,11 +253,31 @@ def is_run_over(instance: dg.DagsterInstance, run_id: str) -> bool:
     return run is not None and run.is_finished
 
 
+def _refuse_lost_entry(context: dg.AssetExecutionContext, watermark: Watermark) -> None:
+    """Begin no stream anew of which Dagster knows that it was somewhere.
+
+    Raises:
+        LedgerError: The entry is gone. From the beginning of the source some changes may be, too.
+    """
+    if watermark.read() is not None:
+        return
+    for key in context.selected_asset_keys:
+        event = context.instance.get_latest_materialization_event(key)
+        found = event.asset_materialization if event else None
+        if found is not None and (stop := found.metadata.get(STOP)) is not None and stop.value:
+            raise lost_entry(watermark, f"a run has shown the position {json.dumps(stop.value)}")
+
+
 def _check(stream: CdcStream, apply: str) -> None:
     """Refuse what cannot work, when the definitions are loaded."""
     check_settings(stream.tables, stream.failed_rows, stream.truncates)
     if apply != "upsert":
         raise ConfigurationError(f"apply={apply!r}: it is 'upsert'.")
+    if isinstance(stream.ledger, dg.EnvVar):
+        raise ConfigurationError(
+            f"Stream {stream.name!r}: an EnvVar is read by resources only; write "
+            "ledger=os.environ[...]."
+        )
     if not stream.name.strip():
         raise ConfigurationError("A stream needs a name: its ledger entry is found by it.")
     if not stream.tables:
@@ -303,6 +327,7 @@ def _drain(
         tell=context.log.info,
         progress=lambda what: Progress(what, log()),
     )
+    _refuse_lost_entry(context, worker.watermark)
     try:
         return worker.drain(config.to_request())
     except FINAL as error:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         definitions = _load(options)
-        with _opened(definitions, getattr(options, "stream", None)) as streams:
+        with _opened(definitions, options) as streams:
             return options.run(streams, options)
     except ConnectorError as error:
         print(error, file=sys.stderr)
@@ -146,8 +146,10 @@ def _project_module() -> str:
 
 
 @contextmanager
-def _opened(definitions: dg.Definitions, name: str | None) -> Generator[list[Opened]]:
-    """The streams of the definitions, or the one with that name."""
+def _opened(definitions: dg.Definitions, options: argparse.Namespace) -> Generator[list[Opened]]:
+    """The streams of the definitions, or the one that is named. Who only looks makes no ledger."""
+    name: str | None = getattr(options, "stream", None)
+    creates = options.run not in (_list, _show)
     found: dict[str, CdcStream] = {}
     for spec in definitions.resolve_all_asset_specs():
         if isinstance(stream := spec.metadata.get(STREAM), CdcStream):
@@ -160,7 +162,7 @@ def _opened(definitions: dg.Definitions, name: str | None) -> Generator[list[Ope
         resources: dict[str, Any] = {}
         for key in {key for stream in chosen for key in (stream.bigquery, stream.source)}:
             resources[key] = stack.enter_context(_resource(definitions.resources or {}, key))
-        yield [_open(stream, resources) for stream in chosen]
+        yield [_open(stream, resources, creates) for stream in chosen]
 
 
 def _resource(resources: Mapping[str, Any], key: str) -> Any:
@@ -170,10 +172,10 @@ def _resource(resources: Mapping[str, Any], key: str) -> Any:
     return given.process_config_and_initialize_cm()
 
 
-def _open(stream: CdcStream, resources: Mapping[str, Any]) -> Opened:
+def _open(stream: CdcStream, resources: Mapping[str, Any], creates: bool) -> Opened:
     connected = stream.connect(resources)
     source = stream.open_source(resources, connected, DEADLINE_SECONDS)
-    return Opened(stream, connected, source, stream.watermark(connected, DEADLINE_SECONDS, True))
+    return Opened(stream, connected, source, stream.watermark(connected, DEADLINE_SECONDS, creates))
 
 
 def _list(streams: Sequence[Opened], options: argparse.Namespace) -> int:
@@ -203,7 +205,7 @@ def _standing(state: StreamState) -> str:
         said += f"; STOPPED: {state.stopped}"
     if state.holder:
         said += f"; run {state.holder.run} was heard of at {state.holder.beat:%H:%M:%S} UTC"
-    if failure := state.failure:
+    if (failure := state.failure) and not state.stopped:
         said += f"; the last {failure.count} run(s) failed: {failure.reason}"
     return said
 
@@ -251,6 +253,8 @@ def _skip(streams: Sequence[Opened], options: argparse.Namespace) -> int:
                     batch.column("value")[index].as_py(),
                 )
                 print(f"{name_of(batch, index)}: key {_short(key)}, value {_short(value)}")
+    if failure := opened.state().failure:
+        print(f"The last run failed, maybe for another message: {failure.reason}")
     print(f"{count} message(s) are to be passed over: they are in no table then.")
     return _move(opened, options, stop)
 

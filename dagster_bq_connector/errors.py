@@ -205,9 +205,9 @@ class FailedEventsError(ConnectorError):
             "DeadLetters(table); or skip them by giving the stream a position after them"
         )
         super().__init__(
-            f"{len(events)} event(s) of stream {stream!r} cannot be applied. It stands where it "
-            f"stood; what of its plan was applied is applied again, which changes nothing. "
-            f"{remedy}:\n{shown}{more}"
+            f"{len(events)} event(s) of stream {stream!r} cannot be applied:\n{shown}{more}\n"
+            "The stream stands where it stood; what of its plan was applied is applied again, which "
+            f"changes nothing. {remedy}."
         )
 
 

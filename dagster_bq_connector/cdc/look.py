@@ -96,7 +96,7 @@ def look(watermark: Watermark, source: Source, pace: Pace, runs: Runs, had_plans
     """
     found = watermark.read()
     if found is None and had_plans:
-        raise _gone(watermark, had_plans)
+        raise lost_entry(watermark, f"the sensor's cursor shows {had_plans} committed plan(s)")
     state, now = found or StreamState(), watermark.now()
     if state.stopped:
         raise StreamStoppedError(watermark.stream, state.stopped)
@@ -148,12 +148,17 @@ def _again(state: StreamState, tried: Tried) -> datetime | None:
     return max(ends) + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(count - 1, 10))
 
 
-def _gone(watermark: Watermark, had_plans: int) -> LedgerError:
+def lost_entry(watermark: Watermark, known: str) -> LedgerError:
+    """The error for an entry that is gone.
+
+    Args:
+        watermark: The stream's.
+        known: Why it is known that there was one.
+    """
     stream = watermark.stream
     return LedgerError(
-        f"Stream {stream!r}: its entry is gone from the ledger ({watermark.place}), while the "
-        f"sensor's cursor knows of {had_plans} committed plan(s). Nothing is read until it is "
-        "known where to go on. Put the entry back, or give the stream a position: the cursor shows "
-        f"the last one (python -m dagster_bq_connector.cdc reset {stream} --position JSON), or "
-        "--beginning to read all again, which changes no row that is right."
+        f"Stream {stream!r}: its entry is gone from the ledger ({watermark.place}), while {known}. "
+        "Nothing is read until it is known where to go on. Put the entry back, or give the stream "
+        f"a position: python -m dagster_bq_connector.cdc reset {stream} --position JSON, or "
+        "--beginning to read all that the source still has, which changes no row that is right."
     )

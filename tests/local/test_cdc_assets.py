@@ -22,8 +22,9 @@ from dagster_bq_connector import (
     cdc_assets,
     sensors,
 )
-from dagster_bq_connector.errors import ConfigurationError
+from dagster_bq_connector.errors import ConfigurationError, LedgerError
 from support.change_files import ChangeFiles
+from support.ledgers import ledger_at
 
 COLUMNS = [SchemaField("id", "INTEGER"), SchemaField("name", "STRING")]
 AT_ONCE: dict[str, Any] = {"min_rows": 1, "max_delay": timedelta(0)}
@@ -348,6 +349,24 @@ def test_other_tables_and_dead_letters_are_shown(
     with bigquery.get_client() as client:
         [row] = client.query_and_wait(f"SELECT source, reason FROM {dataset}.letters")
     assert row["source"].endswith("000001.ndjson, line 1")
+
+
+def test_a_stream_whose_entry_is_gone_does_not_begin_anew(
+    deployment: Deployment, changes: ChangeFiles, bigquery: BigQueryResource, dataset: str
+) -> None:
+    """The source may have forgotten what came after the position."""
+    changes.put(("c", 1, "ann"))
+    deployment.materialize()
+    ledger = ledger_at(bigquery, dataset)
+    [entry] = ledger.entries()
+    ledger.delete(entry)
+    with pytest.raises(LedgerError, match=r"entry is gone.*a run has shown the position .*reset"):
+        deployment.materialize()
+
+
+def test_a_variable_of_the_environment_is_no_address() -> None:
+    with pytest.raises(ConfigurationError, match="EnvVar is read by resources only"):
+        stream("d", ledger=dg.EnvVar("LEDGER"))
 
 
 def test_the_secrets_of_a_source_are_in_no_definition() -> None:

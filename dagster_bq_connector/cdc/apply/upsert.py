@@ -267,8 +267,8 @@ class Plan:
                 found.append(FailedEvent(message, None, reason).named(events.messages))
         if found:
             remedy = (
-                "Set truncates='ignore' to keep the rows; or drop the table, which is then made "
-                "anew, and let the stream go on after this event"
+                "Set truncates='ignore', by which its rows stay; if they are to be gone, drop the "
+                "table then, and take a new snapshot of it at the source"
             )
             raise FailedEventsError(self._upsert.stream, found, remedy)
 

@@ -44,8 +44,9 @@ class PostgresLsn(OrderingProfile):
     They come from `source.sequence`; `source.lsn`, where it is given, must be the second. Rows of
     a snapshot have no commit before them, so they come first. Times are never used for order.
 
-    A failover must keep the replication slot: a new slot starts another history of LSNs. That is
-    noticed as a lower LSN with a later commit time.
+    A failover must keep the replication slot. A server whose log is another one is noticed when
+    its LSNs are lower while its commits are later. A new slot of the same server is not: its LSNs
+    go on, and what was committed between the two slots is missing; only Debezium can tell.
 
     Attributes:
         transaction_order: Add a third section, the change's place in its transaction, which tells
