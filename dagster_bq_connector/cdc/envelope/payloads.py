@@ -99,6 +99,8 @@ class SchemaCache:
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
         starts, stops = bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
+        if values.null_count:  # Arrow lets a null have bytes, as those of files do
+            stops = np.where(_mask(values.is_valid()), stops, starts)
         found = Payloads(
             values,
             memoryview(data if data is not None else b""),
