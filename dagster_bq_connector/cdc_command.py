@@ -254,7 +254,8 @@ def _skip(streams: Sequence[Opened], options: argparse.Namespace) -> int:
                 )
                 print(f"{name_of(batch, index)}: key {_short(key)}, value {_short(value)}")
     if failure := opened.state().failure:
-        print(f"The last run failed, maybe for another message: {failure.reason}")
+        first = "\n".join(failure.reason.splitlines()[:2])
+        print(f"The last run failed, maybe for another message: {first}")
     print(f"{count} message(s) are to be passed over: they are in no table then.")
     return _move(opened, options, stop)
 

@@ -283,6 +283,23 @@ def test_unwrapped_rows() -> None:
     assert set(parsed.unknown) == {"op", "source", "status"}
 
 
+@pytest.mark.parametrize("embedded", [False, True])
+def test_a_null_that_has_bytes_is_a_tombstone(embedded: bool) -> None:
+    """Arrow allows it, and the messages of files are such."""
+    value = event(after={"id": 1, "name": "x"})
+    given = with_schema(FIELDS, value) if embedded else value
+    messages = batch(
+        ({"id": 1}, given), ({"id": 2}, b"null"), ({"id": 3}, given), ({"id": 4}, given)
+    )
+    column = messages.column("value")
+    _, offsets, data = column.buffers()
+    buffers = [pa.py_buffer(bytes([0b1101])), offsets, data]
+    nulls = pa.Array.from_buffers(column.type, len(column), buffers)
+    found = events(messages.set_column(4, messages.schema.field(4), nulls))
+    assert fates(found) == [Fate.change, Fate.tombstone, Fate.change, Fate.change]
+    assert rows(found).batch.to_pylist() == [{"id": 1, "name": "x"}] * 3
+
+
 def test_unwrapped_rows_with_their_schema() -> None:
     fields = [*FIELDS, {"type": "string", "optional": True, "field": "__op"}]
     value = {
