@@ -206,8 +206,8 @@ class FailedEventsError(ConnectorError):
         )
         super().__init__(
             f"{len(events)} event(s) of stream {stream!r} cannot be applied:\n{shown}{more}\n"
-            "The stream stands where it stood; what of its plan was applied is applied again, which "
-            f"changes nothing. {remedy}."
+            "The stream stands where it stood; what of its plan was applied is applied again, "
+            f"which changes nothing. {remedy}."
         )
 
 
