@@ -5,7 +5,7 @@ Runs all, or those that are named, and writes RESULTS.md when it ran all.
 
 import sys
 
-from benchmarks import append, cdc, io_manager, protobuf, read, write
+from benchmarks import append, cdc, io_manager, protobuf, read, ticks, write
 from benchmarks.report import Report
 
 PATHS = {
@@ -13,6 +13,7 @@ PATHS = {
     "protobuf": protobuf,
     "read": read,
     "cdc": cdc,
+    "ticks": ticks,
     "io_manager": io_manager,
     "write": write,
 }

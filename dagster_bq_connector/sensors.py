@@ -1,8 +1,10 @@
 """`build_cdc_sensor`: looks at change streams, and launches a run where changes are worth one."""
 
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -20,6 +22,7 @@ BUDGET_SECONDS = 40.0
 # A stream takes four calls that may wait for somebody: the ledger, the source's plan and its lag.
 CALL_SECONDS = 8.0
 STREAM_SECONDS = 4 * CALL_SECONDS
+STREAMS_AT_ONCE = 8
 # Runs that are looked at of those launched from one position.
 MOST_RUNS = 1_000
 
@@ -86,7 +89,7 @@ def build_cdc_sensor(
 
 
 class _Tick:
-    """One tick: the streams one after the other, as long as the time lasts."""
+    """One tick: several streams at once, each of which mostly waits for answers."""
 
     def __init__(
         self,
@@ -96,23 +99,34 @@ class _Tick:
     ) -> None:
         self._context, self._streams, self._resources = context, streams, resources
         self._shown, self._next = _read_cursor(context.cursor)
-        self._problems: list[str] = []
-        self._reasons: list[str] = []
+        self._ends = time.monotonic() + BUDGET_SECONDS
+        self._instance_lock = threading.Lock()
 
     def evaluate(self) -> dg.SensorResult:
-        ends, next_ = time.monotonic() + BUDGET_SECONDS, ""
+        order = self._order()
+        with ThreadPoolExecutor(STREAMS_AT_ONCE) as pool:
+            looks = list(pool.map(self._look, order, [True] + [False] * (len(order) - 1)))
         requests: list[dg.RunRequest] = []
-        for number, name in enumerate(self._order()):
-            if number and time.monotonic() + STREAM_SECONDS > ends:
-                next_ = name  # the next tick begins with it
-                break
-            if (request := self._look(name)) is not None:
-                requests.append(request)
-        if self._problems and not requests:
-            raise dg.Failure("\n".join(self._problems), allow_retries=False)
+        problems: list[str] = []
+        reasons: list[str] = []
+        late: list[str] = []
+        for name, seen in zip(order, looks, strict=True):
+            if seen is None:
+                late.append(name)
+            elif isinstance(seen, ConnectorError):
+                problems.append(f"Stream {name!r}: {seen}")
+                self._context.log.error(problems[-1])
+            else:
+                reasons.append(f"{name}: {seen.reason}")
+                self._context.log.info(f"Stream {reasons[-1]}")
+                self._shown[name] = _for_people(seen)
+                requests += _requests(*self._streams[name], seen)
+        if problems and not requests:
+            raise dg.Failure("\n".join(problems), allow_retries=False)
         shown = {name: self._shown.get(name) for name in self._streams}
-        cursor = json.dumps({"streams": shown, "next": next_}, indent=2)
-        skipped = None if requests else dg.SkipReason("; ".join(self._reasons))
+        # The next tick begins with a stream that this one had no time for.
+        cursor = json.dumps({"streams": shown, "next": late[0] if late else ""}, indent=2)
+        skipped = None if requests else dg.SkipReason("; ".join(reasons))
         return dg.SensorResult(run_requests=requests, skip_reason=skipped, cursor=cursor)
 
     def _order(self) -> list[str]:
@@ -121,12 +135,15 @@ class _Tick:
         first = names.index(self._next) if self._next in names else 0
         return names[first:] + names[:first]
 
-    def _look(self, name: str) -> dg.RunRequest | None:
-        stream, keys = self._streams[name]
+    def _look(self, name: str, is_first: bool) -> Seen | ConnectorError | None:
+        """What a stream is like; None when no time is left to find out."""
+        if not is_first and time.monotonic() + STREAM_SECONDS > self._ends:
+            return None
+        stream, _ = self._streams[name]
         known = self._shown.get(name) or {}
         try:
             connected = stream.connect(self._resources)
-            seen = look(
+            return look(
                 stream.watermark(connected, CALL_SECONDS, create=False),
                 stream.open_source(self._resources, connected, CALL_SECONDS),
                 stream.pace,
@@ -134,35 +151,40 @@ class _Tick:
                 int(known.get("plans") or 0),
             )
         except ConnectorError as error:
-            self._context.log.error(f"Stream {name!r}: {error}")
-            self._problems.append(f"Stream {name!r}: {error}")
-            return None
-        self._context.log.info(f"Stream {name!r}: {seen.reason}")
-        self._reasons.append(f"{name}: {seen.reason}")
-        self._shown[name] = _for_people(seen)
-        return _request(stream, keys, seen)
+            return error
 
     def _runs(self, name: str) -> Runs:
-        instance = self._context.instance
-        return Runs(
-            live=lambda: _live(instance, name),
-            tried=lambda state: _tried(instance, name, state),
-            is_over=lambda run: is_run_over(instance, run),
-        )
+        """What Dagster knows. Its storages may not be asked by several threads at once."""
+        instance, lock = self._context.instance, self._instance_lock
+
+        def live() -> list[LaunchedRun]:
+            with lock:
+                return _live(instance, name)
+
+        def tried(state: StreamState) -> Tried:
+            with lock:
+                return _tried(instance, name, state)
+
+        def is_over(run: str) -> bool:
+            with lock:
+                return is_run_over(instance, run)
+
+        return Runs(live, tried, is_over)
 
 
-def _request(stream: CdcStream, keys: Sequence[dg.AssetKey], seen: Seen) -> dg.RunRequest | None:
+def _requests(stream: CdcStream, keys: Sequence[dg.AssetKey], seen: Seen) -> list[dg.RunRequest]:
     """The run of a plan. Its key counts the tries: Dagster never launches one key twice."""
     plan = seen.plan
     if plan is None:
-        return None
+        return []
     config = {"plan": plan.id, "start": json.dumps(plan.start), "stop": json.dumps(plan.stop)}
-    return dg.RunRequest(
+    request = dg.RunRequest(
         run_key=f"{stream.name}:{plan.id}:{seen.attempt}",
         run_config={"ops": {stream.op: {"config": config}}},
         tags={STREAM: stream.name, PLAN: plan.id, START: start_name(plan.start)},
         asset_selection=list(keys),
     )
+    return [request]
 
 
 def _live(instance: dg.DagsterInstance, name: str) -> list[LaunchedRun]:
