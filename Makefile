@@ -35,7 +35,7 @@ format: setup
 	$(PYTHON) -m ruff format .
 
 soak: setup ## The long proofs at full counts; writes tests/SOAK.md
-	SOAK=1 SOAK_REQUESTS=20000 $(PYTHON) -m pytest tests/soak \
+	SOAK=1 SOAK_REQUESTS=20000 $(PYTHON) -m pytest tests/soak tests/daemon \
 		tests/local/test_kills.py tests/local/test_cdc_kills.py tests/local/test_termination.py tests/local/test_every_type.py \
 		tests/local/test_io_manager_grid.py
 

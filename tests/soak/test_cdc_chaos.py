@@ -19,6 +19,7 @@ from support.lasting_bigquery import LastingBigQuery
 from support.soak_report import table, write_section
 from support.spine import Spine
 from support.whole import Whole, totals
+from support.workload import COLUMN_EVERY
 
 SOAK = bool(os.environ.get("SOAK"))
 SEED = int(os.environ.get("SOAK_SEED", "20260801"))
@@ -26,10 +27,12 @@ KILLS = 30 if SOAK else 2
 STRIKES = 6 if SOAK else 2  # between two times that the stream has to catch up
 QUICK = ("a run's worker killed", "the local BigQuery killed")  # of `make test`
 CHANGES = 60  # before each of them
+WITH_ALL_COLUMNS = 3 * COLUMN_EVERY + CHANGES  # the tables are made with all that come
 LEASE_SECONDS = 15.0
 # A stream that has not caught up by then is stuck: it waits for a lease, for the daemons to see
 # that runs are gone, and for new processes to start.
 STUCK_SECONDS = 300
+TAKEN = "another run has taken it over"  # of LeaseLostError
 pytestmark = pytest.mark.local_only("its processes connect to servers of this machine")
 
 
@@ -55,6 +58,7 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path: Path) -> None:
             if not SOAK:
                 chaos.faults = {name: chaos.faults[name] for name in QUICK}
             deployment.start_daemon()
+            running.run(WITH_ALL_COLUMNS)
             compared: Counter[str] = Counter()
             while chaos.kills < KILLS or not (SOAK or rounds):
                 for _ in range(STRIKES):
@@ -64,15 +68,19 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path: Path) -> None:
                 running.run(CHANGES)
                 whole.wait(STUCK_SECONDS)
                 rounds += 1
+                differences = whole.differences()
+                compared = totals(differences)
                 if SOAK:
-                    compared = totals(whole.differences())
                     print(rounds, dict(chaos.counts), dict(compared), flush=True)
                     report(whole, chaos.counts, compared, chaos.kills, time.monotonic() - began)
-            differences = whole.differences()
-    assert {name: str(each) for name, each in differences.items()} == dict.fromkeys(differences, "")
+                # At each of them: later changes would hide a row that was lost.
+                found = {name: str(each) for name, each in differences.items()}
+                assert found == dict.fromkeys(differences, "")
+            taken = deployment.failures(TAKEN)
     assert all(each.rows > 10 for each in differences.values())
     if SOAK:
         assert set(chaos.faults) <= set(chaos.counts)
+        assert taken > 0  # or no pause was one past a lease
 
 
 def report(
@@ -80,13 +88,14 @@ def report(
 ) -> None:
     rows = [(name, f"{count:,}") for name, count in sorted(faults.items())]
     rows.append(("kills", f"{kills:,}"))
+    rows.append(("runs that found their lease taken", f"{whole.deployment.failures(TAKEN):,}"))
     rows += [(f"runs: {name}", f"{n:,}") for name, n in sorted(whole.deployment.statuses().items())]
     rows.append(("changes at the source", f"{whole.running.workload.changes:,}"))
     rows += [(f"compared: {name}", f"{count:,}") for name, count in compared.items()]
     text = (
         "Faults fall while changes are on their way; after every sixth the stream has to catch up\n"
         f"by itself within {STUCK_SECONDS} s, its lease being {LEASE_SECONDS:g} s, and the tables "
-        "are compared.\n\n"
+        "are compared. A worker is killed or paused only while it holds the stream.\n\n"
         f"{table(('', ''), rows)}"
     )
     write_section("A change stream under kills", SEED, seconds, text)

@@ -12,6 +12,8 @@ from support.lasting_bigquery import LastingBigQuery
 from support.whole import Whole
 
 WORKER_SECONDS = 60
+TRIES = 5
+PAUSED_LEASES = 3  # time for another run to be launched, and to take the stream
 
 
 class Chaos:
@@ -65,27 +67,41 @@ class Chaos:
         while self._whole.deployment.daemons > 1:
             self._whole.deployment.kill_daemon()
 
-    def _worker(self) -> int | None:
-        """The process of a run, when there is one soon."""
-        end = time.monotonic() + WORKER_SECONDS
+    def _at_work(self) -> tuple[int, str] | None:
+        """The process of the run that holds the stream, and what tells its hold from others."""
+        end, changed = time.monotonic() + WORKER_SECONDS, 0.0
         while time.monotonic() < end:
-            if found := self._whole.deployment.workers():
-                return self._random.choice(found)
-            self._whole.running.run(5)  # so that there is something to do
-            time.sleep(0.5)
+            holder = self._whole.state.holder
+            if holder and (pid := self._whole.deployment.worker_of(holder.run)):
+                return pid, holder.nonce
+            if time.monotonic() - changed > 2:  # so that there is something to do
+                self._whole.running.run(20)
+                changed = time.monotonic()
+            time.sleep(0.05)
+        return None
+
+    def _stopped(self) -> int | None:
+        """A process that stands still while it holds the stream."""
+        for _ in range(TRIES):
+            found = self._at_work()
+            if found is None or not kill(found[0], signal.SIGSTOP):
+                continue
+            holder = self._whole.state.holder
+            if holder and holder.nonce == found[1]:
+                return found[0]
+            kill(found[0], signal.SIGCONT)  # it was done
         return None
 
     def _kill_worker(self) -> bool:
-        pid = self._worker()
-        time.sleep(self._random.uniform(0, 8))  # it takes seconds to begin
+        """One that holds the stream."""
+        pid = self._stopped()
         return pid is not None and kill(pid, signal.SIGKILL)
 
     def _pause_worker(self) -> bool:
-        """For longer than its lease; another run takes its place meanwhile."""
-        pid = self._worker()
-        if pid is None or not kill(pid, signal.SIGSTOP):
+        """For longer than its lease, while it holds the stream: another run may take it."""
+        if (pid := self._stopped()) is None:
             return False
-        seconds = self._whole.spine.lease_seconds * 1.5
+        seconds = self._whole.spine.lease_seconds * PAUSED_LEASES
         self._paused.append(threading.Timer(seconds, kill, (pid, signal.SIGCONT)))
         self._paused[-1].start()
         return True

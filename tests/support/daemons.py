@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from support.spine import VARIABLE, Spine
 
 TESTS = Path(__file__).parents[1]
 SENSOR_SECONDS = "60"
+PID = re.compile(r"Executing steps in process \(pid: (\d+)\)")
 
 
 class Deployment:
@@ -45,6 +47,8 @@ class Deployment:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.configure(retries, late)
         self.locate("first")
+        with self.instance():  # two processes that make its databases at once may both fail
+            pass
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +112,26 @@ class Deployment:
         """The end of what the daemons logged."""
         return (self.home / "daemon.log").read_text(errors="replace")[-8000:]
 
-    def workers(self) -> list[int]:
-        """The processes that execute runs."""
-        found = self._processes()
-        return [pid for pid, command in found.items() if "spawn_main" in command]
+    def worker_of(self, run: str) -> int | None:
+        """The process that executes a run, when it is there."""
+        with self.instance() as instance:
+            events = instance.all_logs(run, of_type=dg.DagsterEventType.ENGINE_EVENT)
+        pids = [
+            PID.search(event.dagster_event.message or "") for event in events if event.dagster_event
+        ]
+        found = [int(pid[1]) for pid in pids if pid]
+        return found[-1] if found and found[-1] in self._processes() else None
+
+    def failures(self, text: str) -> int:
+        """How many runs failed by an error that has this text."""
+        count = 0
+        with self.instance() as instance:
+            ended = dg.RunsFilter(statuses=FINISHED_STATUSES)
+            for record in instance.get_run_records(ended):
+                run = record.dagster_run.run_id
+                events = instance.all_logs(run, of_type=dg.DagsterEventType.STEP_FAILURE)
+                count += any(text in str(event.dagster_event) for event in events)
+        return count
 
     def code_servers(self) -> list[int]:
         """The processes that hold the definitions."""
