@@ -9,7 +9,7 @@ import tomllib
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dagster_bq_connector.assets import STREAM, CdcStream
 from dagster_bq_connector.cdc.apply.redrive import redrive
 from dagster_bq_connector.cdc.event import name_of
 from dagster_bq_connector.cdc.source.source import Lag, Position, Source
-from dagster_bq_connector.cdc.watermark import StreamState, Watermark, moved_to
+from dagster_bq_connector.cdc.watermark import StreamState, Watermark, acknowledged, moved_to
 from dagster_bq_connector.errors import ConfigurationError, ConnectorError
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import Connected
@@ -153,7 +153,7 @@ def _opened(definitions: dg.Definitions, name: str | None) -> Generator[list[Ope
         if isinstance(stream := spec.metadata.get(STREAM), CdcStream):
             found[stream.name] = stream
     if name is not None and name not in found:
-        known = ", ".join(map(repr, found)) or "none"
+        known = ", ".join(map(repr, sorted(found))) or "none"
         raise ConfigurationError(f"No stream {name!r}; the definitions have {known}.")
     chosen = list(found.values()) if name is None else [found[name]]
     with ExitStack() as stack:
@@ -292,8 +292,7 @@ def _acknowledge(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     profile = opened.stream.ordering
 
     def edit(state: StreamState) -> StreamState:
-        ordering = dict(profile.acknowledge(state.ordering))
-        return replace(state, stopped=None, failure=None, ordering=ordering)
+        return acknowledged(state, profile.acknowledge(state.ordering))
 
     opened.watermark.change(edit)
     print("Done: it goes on with its next run.")

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import dagster as dg
@@ -20,8 +20,11 @@ BUDGET_SECONDS = 40.0
 # A stream takes four calls that may wait for somebody: the ledger, the source's plan and its lag.
 CALL_SECONDS = 8.0
 STREAM_SECONDS = 4 * CALL_SECONDS
-# Runs that are looked at of those launched from one position.
-MOST_RUNS = 1_000
+# Runs that are looked at of those launched from one position, or for one plan; the newest.
+MOST_RUNS = 100
+# So far the clocks of Dagster's database and of those who run streams may be apart.
+CLOCKS = timedelta(minutes=1)
+RUN_KEY = "dagster/run_key"
 
 PHASES: dict[dg.DagsterRunStatus, Literal["queued", "starting", "running"]] = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -48,7 +51,7 @@ def build_cdc_sensor(
 
     The cursor shows people where each stream stands. Where to go on is never read from it: it may
     be wiped, and two daemons may tick at once. A tick fails when a stream is stopped or cannot be
-    looked at, and no other stream has changes.
+    looked at, no other stream has changes, and there was time for all.
 
     Args:
         assets: What `cdc_assets` gave, once for each stream.
@@ -108,11 +111,15 @@ class _Tick:
                 break
             if (request := self._look(name)) is not None:
                 requests.append(request)
-        if self._problems and not requests:
+        # A tick that fails keeps no cursor: the next one would begin with the same stream again,
+        # and those after one that takes all the time would never be looked at.
+        if self._problems and not requests and not next_:
             raise dg.Failure("\n".join(self._problems), allow_retries=False)
         shown = {name: self._shown.get(name) for name in self._streams}
         cursor = json.dumps({"streams": shown, "next": next_}, indent=2)
-        skipped = None if requests else dg.SkipReason("; ".join(self._reasons))
+        skipped = None
+        if not requests:
+            skipped = dg.SkipReason("; ".join([*self._problems, *self._reasons]))
         return dg.SensorResult(run_requests=requests, skip_reason=skipped, cursor=cursor)
 
     def _order(self) -> list[str]:
@@ -131,16 +138,17 @@ class _Tick:
                 stream.open_source(self._resources, connected, CALL_SECONDS),
                 stream.pace,
                 self._runs(name),
-                int(known.get("plans") or 0),
+                _number(known.get("plans")),
             )
-        except ConnectorError as error:
-            self._context.log.error(f"Stream {name!r}: {error}")
-            self._problems.append(f"Stream {name!r}: {error}")
+        except Exception as error:  # of whatever kind: it leaves the other streams
+            text = str(error) if isinstance(error, ConnectorError) else repr(error)
+            self._context.log.exception(f"Stream {name!r}: {text}")
+            self._problems.append(f"Stream {name!r}: {text}")
             return None
         self._context.log.info(f"Stream {name!r}: {seen.reason}")
         self._reasons.append(f"{name}: {seen.reason}")
         self._shown[name] = _for_people(seen)
-        return _request(stream, keys, seen)
+        return _request(self._context.instance, stream, keys, seen)
 
     def _runs(self, name: str) -> Runs:
         instance = self._context.instance
@@ -151,18 +159,32 @@ class _Tick:
         )
 
 
-def _request(stream: CdcStream, keys: Sequence[dg.AssetKey], seen: Seen) -> dg.RunRequest | None:
+def _request(
+    instance: dg.DagsterInstance, stream: CdcStream, keys: Sequence[dg.AssetKey], seen: Seen
+) -> dg.RunRequest | None:
     """The run of a plan. Its key counts the tries: Dagster never launches one key twice."""
     plan = seen.plan
     if plan is None:
         return None
+    attempt = _attempt(instance, stream.name, plan.id)
     config = {"plan": plan.id, "start": json.dumps(plan.start), "stop": json.dumps(plan.stop)}
     return dg.RunRequest(
-        run_key=f"{stream.name}:{plan.id}:{seen.attempt}",
+        run_key=f"{stream.name}:{plan.id}:{attempt}",
         run_config={"ops": {stream.op: {"config": config}}},
         tags={STREAM: stream.name, PLAN: plan.id, START: start_name(plan.start)},
         asset_selection=list(keys),
     )
+
+
+def _attempt(instance: dg.DagsterInstance, name: str, plan: str) -> int:
+    """Which try of a plan the next run is: one more than the newest keys say.
+
+    It is not told by how many runs there are alone, since runs are deleted, nor by any clock.
+    """
+    filters = dg.RunsFilter(tags={STREAM: name, PLAN: plan})
+    runs = instance.get_runs(filters, limit=MOST_RUNS)
+    tried = [run.tags.get(RUN_KEY, "").rpartition(":")[2] for run in runs]
+    return max(len(runs), *(_number(each) + 1 for each in tried if each), 0)
 
 
 def _live(instance: dg.DagsterInstance, name: str) -> list[LaunchedRun]:
@@ -171,14 +193,15 @@ def _live(instance: dg.DagsterInstance, name: str) -> list[LaunchedRun]:
     for record in instance.get_run_records(filters):
         run = record.dagster_run
         started = datetime.fromtimestamp(record.start_time, UTC) if record.start_time else None
-        since = started or record.create_timestamp
+        since = started or record.update_timestamp  # it may have been queued for long
         found.append(LaunchedRun(run.run_id, PHASES[run.status], since))
     return found
 
 
 def _tried(instance: dg.DagsterInstance, name: str, state: StreamState) -> Tried:
     tags = {STREAM: name, START: start_name(state.position)}
-    filters = dg.RunsFilter(tags=tags, created_after=state.moved)
+    after = state.moved and state.moved - CLOCKS
+    filters = dg.RunsFilter(tags=tags, created_after=after)
     records = instance.get_run_records(filters, limit=MOST_RUNS)
     ends = [record.end_time for record in records if record.end_time]
     return Tried(len(records), datetime.fromtimestamp(max(ends), UTC) if ends else None)
@@ -209,3 +232,11 @@ def _read_cursor(text: str | None) -> tuple[dict[str, Any], str]:
         return shown, str(found.get("next") or "")
     except (ValueError, TypeError, AttributeError):
         return {}, ""  # it was set by hand, and is only for people
+
+
+def _number(value: object) -> int:
+    """A number of a text that people can edit; 0 when it is none."""
+    try:
+        return max(0, int(str(value)))
+    except ValueError:
+        return 0
