@@ -225,18 +225,20 @@ def _show(streams: Sequence[Opened], options: argparse.Namespace) -> int:
 
 def _reset(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
+    before = opened.state()
     to: Position | None = options.position
     if options.head:
         to = opened.source.head()
     print(f"Stream {opened.stream.name!r} is to stand at {json.dumps(to)}.")
     if options.head or options.position:
         print("Changes that are passed over are in no table.")
-    return _move(opened, options, to)
+    return _move(opened, options, before, to)
 
 
 def _skip(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
-    start = opened.state().position
+    before = opened.state()
+    start = before.position
     stop = opened.source.plan(start, max(1, options.messages))
     if stop is None:
         print(f"Nothing waits in stream {opened.stream.name!r}.")
@@ -252,7 +254,7 @@ def _skip(streams: Sequence[Opened], options: argparse.Namespace) -> int:
                 )
                 print(f"{name_of(batch, index)}: key {_short(key)}, value {_short(value)}")
     print(f"{count} message(s) are to be passed over: they are in no table then.")
-    return _move(opened, options, stop)
+    return _move(opened, options, before, stop)
 
 
 def _short(text: bytes | None) -> str:
@@ -262,9 +264,10 @@ def _short(text: bytes | None) -> str:
     return shown if len(shown) <= 200 else f"{shown[:199]}…"
 
 
-def _move(opened: Opened, options: argparse.Namespace, to: Position | None) -> int:
-    """Move a stream by hand. A run that is at work finds out, and ends."""
-    before = opened.state()
+def _move(
+    opened: Opened, options: argparse.Namespace, before: StreamState, to: Position | None
+) -> int:
+    """Move a stream by hand, from what was shown. A run that is at work finds out, and ends."""
     if not _agreed(options):
         return DECLINED
 

@@ -22,6 +22,7 @@ DONE_PLANS = 32
 # A description of BigQuery's holds 16,384 characters, and positions need most of them.
 REASON_CHARACTERS = 500
 LONGEST_PAUSE = 5.0
+MOST_AHEAD = 3600.0
 
 
 def utc_now() -> datetime:
@@ -73,9 +74,9 @@ class Holder:
     def is_heard(self, now: datetime, seconds: float) -> bool:
         """Whether it was heard of in so many seconds.
 
-        Not one that will be in more than so many: its clock is wrong, by years perhaps.
+        Not one that will be in more than an hour: its clock is wrong, by years perhaps.
         """
-        return abs((now - self.beat).total_seconds()) < seconds
+        return -MOST_AHEAD < (now - self.beat).total_seconds() < seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from confluent_kafka import Producer
 from google.api_core.exceptions import NotFound
 from google.cloud import bigquery as google
 
@@ -17,7 +19,9 @@ from dagster_bq_connector.assets import PlanConfig
 from dagster_bq_connector.cdc.lease import Lease
 from dagster_bq_connector.cdc.look import Runs, Tried, look
 from dagster_bq_connector.cdc.source.files import FileMessages
-from dagster_bq_connector.cdc.stream import Request
+from dagster_bq_connector.cdc.source.kafka import KafkaMessages
+from dagster_bq_connector.cdc.source.kafka_broker import KafkaOptions
+from dagster_bq_connector.cdc.stream import Pace, Request
 from dagster_bq_connector.cdc.watermark import (
     Failure,
     Holder,
@@ -26,12 +30,14 @@ from dagster_bq_connector.cdc.watermark import (
     Watermark,
     failed,
     shortened,
+    utc_now,
 )
 from dagster_bq_connector.cdc_command import main
 from dagster_bq_connector.errors import ConfigurationError, PlanMismatchError, UnreachableError
 from support.cdc_deployment import COLUMNS, Deployment, stream
 from support.change_files import ChangeFiles
 from support.draining import EAGER, Numbers
+from support.kafka import kafka_broker
 from support.ledgers import ledger_at
 
 NO_RUNS = Runs(live=list, tried=lambda state: Tried(0, None), is_over=lambda run: False)
@@ -252,6 +258,38 @@ def test_a_run_that_took_no_plan_does_not_uncount_those_that_died_of_it(numbers:
     assert numbers.state.plan
     assert numbers.state.plan.lost == 2
     assert [applied.messages for applied in numbers.worker().drain().applied] == [50, 50]
+
+
+def test_a_skip_is_of_what_was_shown(
+    deploy: Deploy, changes: ChangeFiles, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deploy(stream(dataset))
+    definitions = dg.Definitions(assets=deployment.streams, resources=deployment.resources)
+    monkeypatch.setattr("dagster_bq_connector.cdc_command._load", lambda options: definitions)
+    changes.put(("c", 1, "ann"), ("c", 2, "bob"))
+    read = FileMessages.read
+
+    def slow(self: FileMessages, *given: Any) -> Any:
+        monkeypatch.setattr(FileMessages, "read", read)
+        assert deployment.materialize().success  # a run while the messages are shown
+        return read(self, *given)
+
+    monkeypatch.setattr(FileMessages, "read", slow)
+    assert main(["skip", "orders", "--yes"]) == 1
+    changes.put(("c", 3, "cat"))
+    assert deployment.materialize().success
+    assert [row[0] for row in deployment.rows(f"{dataset}.orders")] == [1, 2, 3]
+
+
+def test_a_message_of_the_year_55000_is_applied(tmp_path: Path) -> None:
+    with kafka_broker(tmp_path) as broker:
+        topic = broker.create()
+        producer = Producer({"bootstrap.servers": broker.address})
+        producer.produce(topic, b"{}", timestamp=time.time_ns() // 1_000)  # Kafka's are of ms
+        assert producer.flush(30) == 0
+        lag = KafkaMessages(KafkaOptions(broker.address, topic)).lag(None)
+    assert lag.changes == 1
+    assert Pace().is_due(lag, utc_now)
 
 
 @pytest.mark.parametrize("hours", [-24 * 365, 24 * 365])
