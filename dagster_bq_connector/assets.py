@@ -1,6 +1,8 @@
 """`cdc_assets`: the tables of a change stream as assets, which are materialized as one."""
 
+import hashlib
 import json
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +45,10 @@ NO_RUN_RETRIES = {"dagster/max_retries": "0"}
 # After these a retry would do the same again, or what another run does.
 FINAL = (PlanMismatchError, StreamStoppedError, LeaseLostError, OrderBreakError)
 SOURCE_SECONDS = 60.0
+BY_HAND = (
+    "Leave the config empty to apply what waits; to begin elsewhere, give the stream another "
+    "position: python -m dagster_bq_connector.cdc reset"
+)
 
 
 class PlanConfig(dg.Config):
@@ -59,10 +65,19 @@ class PlanConfig(dg.Config):
     stop: str = "null"
 
     def to_request(self) -> Request | None:
-        """The same for the lower floor."""
-        if not self.plan:
-            return None
-        return Request(self.plan, json.loads(self.start), json.loads(self.stop))
+        """The same for the lower floor.
+
+        Raises:
+            ConfigurationError: It was written by hand, and is no plan.
+        """
+        try:
+            start, stop = json.loads(self.start), json.loads(self.stop)
+        except ValueError as error:
+            text = f"The start and stop of a plan are JSON: {error}. {BY_HAND}"
+            raise ConfigurationError(text) from error
+        if not self.plan and (start, stop) != (None, None):
+            raise ConfigurationError(f"A range without the id of its plan. {BY_HAND}")
+        return Request(self.plan, start, stop) if self.plan else None
 
 
 @dataclass(frozen=True)
@@ -83,8 +98,11 @@ class CdcStream:
 
     @property
     def op(self) -> str:
-        """The name of its op."""
-        return re.sub(r"\W", "_", self.name)
+        """The name of its op; names that differ in what an op's name cannot have stay apart."""
+        plain = re.sub(r"\W", "_", self.name, flags=re.ASCII)
+        if plain == self.name:
+            return plain
+        return f"{plain}_{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
     def asset_key(self, table: str) -> dg.AssetKey:
         """The key of a table's asset, by default: dataset and table."""
@@ -112,7 +130,14 @@ class CdcStream:
         return source.open_source(connected, deadline)
 
     def watermark(self, connected: Connected, deadline: float, create: bool) -> Watermark:
-        """Its ledger entry; nothing is reached yet, unless a ledger may have to be made."""
+        """Its ledger entry; nothing is reached yet.
+
+        Args:
+            connected: The connection of the BigQuery resource.
+            deadline: Seconds within which a call must be answered.
+            create: Whether the entry may be written. Then it is looked up where a ledger that may
+                have to be made should be. Who only reads finds nothing where there is no ledger.
+        """
         location = connected.location
         if create and location is None:  # where the first table is
             first = next(iter(self.tables.values())).table
@@ -122,7 +147,7 @@ class CdcStream:
             connected.billing_project,
             self.ledger,
             location,
-            create and self.create_ledger,
+            self.create_ledger,
             deadline,
         )
         return Watermark(ledger, self.name)
@@ -194,7 +219,7 @@ def cdc_assets(
 
     Returns:
         The assets, one a table, with the key `[dataset, table]`. They cannot be materialized one
-        without the others. `map_asset_specs` changes keys, owners, kinds and so on.
+        without the others. `map_asset_specs` changes owners, kinds and so on.
 
     Raises:
         ConfigurationError: A setting that cannot work, or two tables with one destination.
@@ -282,6 +307,13 @@ def _check(stream: CdcStream, apply: str) -> None:
         raise ConfigurationError("A stream needs a name: its ledger entry is found by it.")
     if not stream.tables:
         raise ConfigurationError(f"Stream {stream.name!r}: tables is empty.")
+    for key in (stream.source, stream.bigquery):
+        if not key.isidentifier() or keyword.iskeyword(key) or key in ("context", "config"):
+            raise ConfigurationError(
+                f"Stream {stream.name!r}: {key!r} cannot be the key of a resource here: it is a "
+                "parameter of the assets' function. Take a name of letters, digits and _, other "
+                "than context, config and Python's own words."
+            )
     for table in stream.tables:
         if not re.fullmatch(r"[^.]+\.[^.]+", table):
             raise ConfigurationError(

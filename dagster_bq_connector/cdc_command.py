@@ -9,7 +9,7 @@ import tomllib
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dagster_bq_connector.assets import STREAM, CdcStream
 from dagster_bq_connector.cdc.apply.redrive import redrive
 from dagster_bq_connector.cdc.event import name_of
 from dagster_bq_connector.cdc.source.source import Lag, Position, Source
-from dagster_bq_connector.cdc.watermark import StreamState, Watermark, moved_to
+from dagster_bq_connector.cdc.watermark import StreamState, Watermark, acknowledged, moved_to
 from dagster_bq_connector.errors import ConfigurationError, ConnectorError
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.resources import Connected
@@ -155,7 +155,7 @@ def _opened(definitions: dg.Definitions, options: argparse.Namespace) -> Generat
         if isinstance(stream := spec.metadata.get(STREAM), CdcStream):
             found[stream.name] = stream
     if name is not None and name not in found:
-        known = ", ".join(map(repr, found)) or "none"
+        known = ", ".join(map(repr, sorted(found))) or "none"
         raise ConfigurationError(f"No stream {name!r}; the definitions have {known}.")
     chosen = list(found.values()) if name is None else [found[name]]
     with ExitStack() as stack:
@@ -227,18 +227,20 @@ def _show(streams: Sequence[Opened], options: argparse.Namespace) -> int:
 
 def _reset(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
+    before = opened.state()
     to: Position | None = options.position
     if options.head:
         to = opened.source.head()
     print(f"Stream {opened.stream.name!r} is to stand at {json.dumps(to)}.")
     if options.head or options.position:
         print("Changes that are passed over are in no table.")
-    return _move(opened, options, to)
+    return _move(opened, options, before, to)
 
 
 def _skip(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
-    start = opened.state().position
+    before = opened.state()
+    start = before.position
     stop = opened.source.plan(start, max(1, options.messages))
     if stop is None:
         print(f"Nothing waits in stream {opened.stream.name!r}.")
@@ -257,7 +259,7 @@ def _skip(streams: Sequence[Opened], options: argparse.Namespace) -> int:
         first = "\n".join(failure.reason.splitlines()[:2])
         print(f"The last run failed, maybe for another message: {first}")
     print(f"{count} message(s) are to be passed over: they are in no table then.")
-    return _move(opened, options, stop)
+    return _move(opened, options, before, stop)
 
 
 def _short(text: bytes | None) -> str:
@@ -267,9 +269,10 @@ def _short(text: bytes | None) -> str:
     return shown if len(shown) <= 200 else f"{shown[:199]}…"
 
 
-def _move(opened: Opened, options: argparse.Namespace, to: Position | None) -> int:
-    """Move a stream by hand. A run that is at work finds out, and ends."""
-    before = opened.state()
+def _move(
+    opened: Opened, options: argparse.Namespace, before: StreamState, to: Position | None
+) -> int:
+    """Move a stream by hand, from what was shown. A run that is at work finds out, and ends."""
     if not _agreed(options):
         return DECLINED
 
@@ -297,8 +300,7 @@ def _acknowledge(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     profile = opened.stream.ordering
 
     def edit(state: StreamState) -> StreamState:
-        ordering = dict(profile.acknowledge(state.ordering))
-        return replace(state, stopped=None, failure=None, ordering=ordering)
+        return acknowledged(state, profile.acknowledge(state.ordering))
 
     opened.watermark.change(edit)
     print("Done: it goes on with its next run.")

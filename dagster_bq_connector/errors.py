@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 # Named again, so that who handles errors has them from one place.
 from dagster_bq_connector.faults import Fault as Fault
@@ -91,7 +92,16 @@ class UnreachableError(ConnectorError):
 
 
 class OrderBreakError(ConnectorError):
-    """The order of a change stream's source is lost. Nothing of the plan was applied."""
+    """The order of a change stream's source is lost. Nothing was applied from there on.
+
+    Attributes:
+        noted (Mapping[str, Any]): What the ordering profile must find in its state when the break
+            is acknowledged; JSON.
+    """
+
+    def __init__(self, message: str, noted: Mapping[str, Any] | None = None) -> None:
+        self.noted = dict(noted or {})
+        super().__init__(message)
 
 
 class StreamStoppedError(ConnectorError):

@@ -107,8 +107,6 @@ def drained_metadata(
     """
     parts = [applied.tables[table] for applied in drained.applied if table in applied.tables]
     sequences = [each for each in drained.applied if each.first_sequence and each.last_sequence]
-    oldest = drained.lag.oldest
-    waited = (datetime.now(UTC) - oldest).total_seconds() if oldest else 0.0
     metadata: dict[str, Any] = {
         **_address(destination),
         "dagster_bq/stream": stream,
@@ -121,9 +119,10 @@ def drained_metadata(
         "dagster_bq/plans": len(drained.plans),
         "dagster_bq/start": dg.MetadataValue.json(drained.start or {}),
         "dagster_bq/stop": dg.MetadataValue.json(drained.stop or {}),
-        "dagster_bq/lag": drained.lag.changes,
-        "dagster_bq/lag_seconds": waited,
     }
+    if (lag := drained.lag) is not None:
+        waited = (datetime.now(UTC) - lag.oldest).total_seconds() if lag.oldest else 0.0
+        metadata |= {"dagster_bq/lag": lag.changes, "dagster_bq/lag_seconds": waited}
     if sequences:
         metadata["dagster_bq/first_sequence"] = min(str(each.first_sequence) for each in sequences)
         metadata["dagster_bq/last_sequence"] = max(str(each.last_sequence) for each in sequences)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import dagster as dg
@@ -23,8 +23,11 @@ BUDGET_SECONDS = 40.0
 CALL_SECONDS = 8.0
 STREAM_SECONDS = 4 * CALL_SECONDS
 STREAMS_AT_ONCE = 8
-# Runs that are looked at of those launched from one position.
-MOST_RUNS = 1_000
+# Runs that are looked at of those launched from one position, or for one plan; the newest.
+MOST_RUNS = 100
+# So far the clocks of Dagster's database and of those who run streams may be apart.
+CLOCKS = timedelta(minutes=1)
+RUN_KEY = "dagster/run_key"
 
 PHASES: dict[dg.DagsterRunStatus, Literal["queued", "starting", "running"]] = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -51,7 +54,7 @@ def build_cdc_sensor(
 
     The cursor shows people where each stream stands. Where to go on is never read from it: it may
     be wiped, and two daemons may tick at once. A tick fails when a stream is stopped or cannot be
-    looked at, and no other stream has changes.
+    looked at, no other stream has changes, and there was time for all.
 
     Args:
         assets: What `cdc_assets` gave, once for each stream.
@@ -113,20 +116,23 @@ class _Tick:
         for name, seen in zip(order, looks, strict=True):
             if seen is None:
                 late.append(name)
-            elif isinstance(seen, ConnectorError):
-                problems.append(f"Stream {name!r}: {seen}")
-                self._context.log.error(problems[-1])
+            elif isinstance(seen, Exception):
+                text = str(seen) if isinstance(seen, ConnectorError) else repr(seen)
+                problems.append(f"Stream {name!r}: {text}")
+                self._context.log.error(problems[-1], exc_info=seen)
             else:
                 reasons.append(f"{name}: {seen.reason}")
                 self._context.log.info(f"Stream {reasons[-1]}")
                 self._shown[name] = _for_people(seen)
-                requests += _requests(*self._streams[name], seen)
-        if problems and not requests:
+                requests += _requests(self._context.instance, *self._streams[name], seen)
+        # A tick that fails keeps no cursor: the next one would begin with the same stream again,
+        # and those after one that takes all the time would never be looked at.
+        if problems and not requests and not late:
             raise dg.Failure("\n".join(problems), allow_retries=False)
         shown = {name: self._shown.get(name) for name in self._streams}
         # The next tick begins with a stream that this one had no time for.
         cursor = json.dumps({"streams": shown, "next": late[0] if late else ""}, indent=2)
-        skipped = None if requests else dg.SkipReason("; ".join(reasons))
+        skipped = None if requests else dg.SkipReason("; ".join([*problems, *reasons]))
         return dg.SensorResult(run_requests=requests, skip_reason=skipped, cursor=cursor)
 
     def _order(self) -> list[str]:
@@ -135,7 +141,7 @@ class _Tick:
         first = names.index(self._next) if self._next in names else 0
         return names[first:] + names[:first]
 
-    def _look(self, name: str, is_first: bool) -> Seen | ConnectorError | None:
+    def _look(self, name: str, is_first: bool) -> Seen | Exception | None:
         """What a stream is like; None when no time is left to find out."""
         if not is_first and time.monotonic() + STREAM_SECONDS > self._ends:
             return None
@@ -148,9 +154,9 @@ class _Tick:
                 stream.open_source(self._resources, connected, CALL_SECONDS),
                 stream.pace,
                 self._runs(name),
-                int(known.get("plans") or 0),
+                _number(known.get("plans")),
             )
-        except ConnectorError as error:
+        except Exception as error:  # noqa: BLE001  # of any kind: it leaves the other streams
             return error
 
     def _runs(self, name: str) -> Runs:
@@ -172,19 +178,33 @@ class _Tick:
         return Runs(live, tried, is_over)
 
 
-def _requests(stream: CdcStream, keys: Sequence[dg.AssetKey], seen: Seen) -> list[dg.RunRequest]:
+def _requests(
+    instance: dg.DagsterInstance, stream: CdcStream, keys: Sequence[dg.AssetKey], seen: Seen
+) -> list[dg.RunRequest]:
     """The run of a plan. Its key counts the tries: Dagster never launches one key twice."""
     plan = seen.plan
     if plan is None:
         return []
+    attempt = _attempt(instance, stream.name, plan.id)
     config = {"plan": plan.id, "start": json.dumps(plan.start), "stop": json.dumps(plan.stop)}
     request = dg.RunRequest(
-        run_key=f"{stream.name}:{plan.id}:{seen.attempt}",
+        run_key=f"{stream.name}:{plan.id}:{attempt}",
         run_config={"ops": {stream.op: {"config": config}}},
         tags={STREAM: stream.name, PLAN: plan.id, START: start_name(plan.start)},
         asset_selection=list(keys),
     )
     return [request]
+
+
+def _attempt(instance: dg.DagsterInstance, name: str, plan: str) -> int:
+    """Which try of a plan the next run is: one more than the newest keys say.
+
+    It is not told by how many runs there are alone, since runs are deleted, nor by any clock.
+    """
+    filters = dg.RunsFilter(tags={STREAM: name, PLAN: plan})
+    runs = instance.get_runs(filters, limit=MOST_RUNS)
+    tried = [run.tags.get(RUN_KEY, "").rpartition(":")[2] for run in runs]
+    return max(len(runs), *(_number(each) + 1 for each in tried if each), 0)
 
 
 def _live(instance: dg.DagsterInstance, name: str) -> list[LaunchedRun]:
@@ -193,14 +213,15 @@ def _live(instance: dg.DagsterInstance, name: str) -> list[LaunchedRun]:
     for record in instance.get_run_records(filters):
         run = record.dagster_run
         started = datetime.fromtimestamp(record.start_time, UTC) if record.start_time else None
-        since = started or record.create_timestamp
+        since = started or record.update_timestamp  # it may have been queued for long
         found.append(LaunchedRun(run.run_id, PHASES[run.status], since))
     return found
 
 
 def _tried(instance: dg.DagsterInstance, name: str, state: StreamState) -> Tried:
     tags = {STREAM: name, START: start_name(state.position)}
-    filters = dg.RunsFilter(tags=tags, created_after=state.moved)
+    after = state.moved and state.moved - CLOCKS
+    filters = dg.RunsFilter(tags=tags, created_after=after)
     records = instance.get_run_records(filters, limit=MOST_RUNS)
     ends = [record.end_time for record in records if record.end_time]
     return Tried(len(records), datetime.fromtimestamp(max(ends), UTC) if ends else None)
@@ -231,3 +252,11 @@ def _read_cursor(text: str | None) -> tuple[dict[str, Any], str]:
         return shown, str(found.get("next") or "")
     except (ValueError, TypeError, AttributeError):
         return {}, ""  # it was set by hand, and is only for people
+
+
+def _number(value: object) -> int:
+    """A number of a text that people can edit; 0 when it is none."""
+    try:
+        return max(0, int(str(value)))
+    except ValueError:
+        return 0

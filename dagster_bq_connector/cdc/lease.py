@@ -60,6 +60,7 @@ class Lease:
         self._beats: threading.Thread | None = None
         self._heard = 0.0  # by the monotonic clock
         self._lost = False
+        self._tried: str | None = None  # the plan that was taken last
         self.state = StreamState()
 
     def __enter__(self) -> Lease:
@@ -91,7 +92,7 @@ class Lease:
         def release(state: StreamState) -> StreamState:
             if not self._is_mine(state):
                 return state
-            if state.plan and state.plan.lost:
+            if state.plan and state.plan.id == self._tried and state.plan.lost:
                 state = replace(state, plan=replace(state.plan, lost=state.plan.lost - 1))
             state = replace(state, holder=None)
             return failed(state, reason, self._watermark.now()) if reason else state
@@ -131,6 +132,7 @@ class Lease:
         with step("take plan"):
             self.state = self._change(edit)
         assert self.state.plan is not None
+        self._tried = plan.id
         return self.state.plan
 
     def commit(self, plan: Plan, ordering: Mapping[str, Any]) -> bool:
@@ -157,12 +159,18 @@ class Lease:
             self.state = self._change(edit)
         return moved
 
-    def stop(self, reason: str) -> None:
-        """Stop the stream until an operator acknowledges why."""
+    def stop(self, reason: str, noted: Mapping[str, Any]) -> None:
+        """Stop the stream until an operator acknowledges why.
+
+        Args:
+            reason: Why.
+            noted: What the ordering profile is to know of it when it is acknowledged.
+        """
 
         def edit(state: StreamState) -> StreamState:
             self._must_hold(state)
-            return replace(state, stopped=shortened(reason))
+            ordering = {**state.ordering, **noted}
+            return replace(state, stopped=shortened(reason), ordering=ordering)
 
         with step("stop stream"):
             self.state = self._change(edit)
@@ -188,10 +196,11 @@ class Lease:
         holder = state.holder
         if holder is None or holder.run == self._run:  # an earlier step of the same run
             return False
-        return holder.age(self._watermark.now()) < self._seconds and not self._is_over(holder.run)
+        is_heard = holder.is_heard(self._watermark.now(), self._seconds)
+        return is_heard and not self._is_over(holder.run)
 
     def _beat_on(self) -> None:
-        while not self._ended.wait(self._seconds / BEATS):
+        while not self._lost and not self._ended.wait(self._seconds / BEATS):
             try:
                 self._beat()
             except ConnectorError as error:

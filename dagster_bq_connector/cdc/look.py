@@ -54,14 +54,12 @@ class Seen:
         reason: Why a run should begin, or why none should, for people.
         lag: What waits; None when it was not asked for.
         plan: What a run should apply; None when none should begin.
-        attempt: Which try of the plan that is, from 0.
     """
 
     state: StreamState
     reason: str
     lag: Lag | None = None
     plan: Plan | None = None
-    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def look(watermark: Watermark, source: Source, pace: Pace, runs: Runs, had_plans
     if state.stopped:
         raise StreamStoppedError(watermark.stream, state.stopped)
     holder, lease = state.holder, pace.lease_seconds
-    if holder and holder.age(now) < lease and not runs.is_over(holder.run):
+    if holder and holder.is_heard(now, lease) and not runs.is_over(holder.run):
         return Seen(state, f"run {holder.run} is at work")
     plan, lag, reason = state.plan, None, "a plan was begun and not committed"
     if plan is None:
@@ -117,11 +115,11 @@ def look(watermark: Watermark, source: Source, pace: Pace, runs: Runs, had_plans
         if (text := _in_flight(run, now, lease)) is not None:
             return Seen(state, text, lag)
     tried = runs.tried(state)
-    if (again := _again(state, tried)) is not None and again > now:
+    if (again := _again(state, tried, now)) is not None and again > now:
         failure = f": {state.failure.reason}" if state.failure else ""
         text = f"the last run failed, the next begins at {again:%H:%M:%S} UTC{failure}"
         return Seen(state, text, lag)
-    return Seen(state, reason, lag, plan, tried.runs)
+    return Seen(state, reason, lag, plan)
 
 
 def _waiting(lag: Lag) -> str:
@@ -138,10 +136,12 @@ def _in_flight(run: LaunchedRun, now: datetime, lease: float) -> str | None:
     return None
 
 
-def _again(state: StreamState, tried: Tried) -> datetime | None:
+def _again(state: StreamState, tried: Tried, now: datetime) -> datetime | None:
     """When the next run may begin, after some that did not get on."""
     failure = state.failure
     ends = [at for at in (tried.ended, failure.at if failure else None) if at is not None]
+    # One that ended in time to come was written by a clock that is wrong: it may be years ahead.
+    ends = [at for at in ends if at <= now + LONGEST_PAUSE]
     if not ends:
         return None
     count = max(tried.runs, failure.count if failure else 0)

@@ -16,6 +16,7 @@ from dagster_bq_connector.cdc.source.source import Lag, Position, Source
 from dagster_bq_connector.cdc.watermark import Clock, Plan, StreamState, Watermark, utc_now
 from dagster_bq_connector.errors import (
     ConfigurationError,
+    ConnectorError,
     OrderBreakError,
     PlanMismatchError,
     StreamStoppedError,
@@ -94,7 +95,7 @@ class Drained:
         replayed: Whether the plan that it was launched for was committed before.
         start: Where the stream stood when the run began.
         stop: Where it stands now.
-        lag: What waits after it.
+        lag: What waits after it; None when the source could not tell.
     """
 
     start: Position | None = None
@@ -102,7 +103,7 @@ class Drained:
     plans: list[str] = field(default_factory=list[str])
     applied: list[Applied] = field(default_factory=list["Applied"])
     replayed: bool = False
-    lag: Lag = field(default_factory=lambda: Lag(0, None))
+    lag: Lag | None = field(default_factory=lambda: Lag(0, None))
 
 
 class ApplyMode(Protocol):
@@ -166,16 +167,14 @@ class Worker:
             ConnectorError: Reading or applying failed. The position is what it was; what was
                 applied of the plan is applied again by the next run, which changes nothing.
         """
-        ends = time.monotonic() + self.pace.max_run_seconds
         seconds = self.pace.lease_seconds
         with Lease(self.watermark, self.run, seconds, self.is_over, self.tell) as lease:
+            ends = time.monotonic() + self.pace.max_run_seconds
             done = Drained(start=lease.state.position)
             plan = self._first(lease.state, request, done)
             while plan is not None:
                 self._apply(lease, plan, done)
-                done.lag = self.source.lag(lease.state.position)
-                is_over = time.monotonic() >= ends or not self.pace.is_due(done.lag, self.now)
-                plan = None if is_over else self._next(lease.state)
+                plan = self._following(lease.state, done, ends)
             done.stop = lease.state.position
         return done
 
@@ -193,7 +192,24 @@ class Worker:
             return None
         if state.plan:  # what was begun goes on, whoever planned it
             return self._next(state)
-        return state.plan_to(request.stop, self.pace.max_changes)
+        plan = state.plan_to(request.stop, self.pace.max_changes)
+        if plan.id != request.plan:  # it was made before a reset to the same place, or by hand
+            raise self._mismatch(request, state)
+        return plan
+
+    def _following(self, state: StreamState, done: Drained, ends: float) -> Plan | None:
+        """The plan after one that was committed; None when the rest is not worth one.
+
+        What was committed is reported, even if the source fails now: the next look at it tells.
+        """
+        try:
+            done.lag = self.source.lag(state.position)
+            is_over = time.monotonic() >= ends or not self.pace.is_due(done.lag, self.now)
+            return None if is_over else self._next(state)
+        except ConnectorError as error:
+            done.lag = None
+            self.tell(f"the run ends here, since its source does not tell what waits: {error}")
+            return None
 
     def _next(self, state: StreamState) -> Plan | None:
         """The plan that stands in the entry, or a new one."""
@@ -221,7 +237,7 @@ class Worker:
             try:
                 applied = self.mode.apply(messages, lease.state.ordering, progress, lease.check)
             except OrderBreakError as error:
-                lease.stop(str(error))
+                lease.stop(str(error), error.noted)
                 raise
         if lease.commit(plan, applied.state):
             done.plans.append(plan.id)
@@ -231,6 +247,6 @@ class Worker:
         return PlanMismatchError(
             f"Stream {self.watermark.stream!r}: this run was launched for plan {request.plan}, "
             f"which begins at {request.start}, and the stream stands at {state.position}: it was "
-            "given another position since, or the plan is long done. Nothing was applied. The "
-            "sensor plans anew; do not run this one again."
+            "given another position since, the plan is long done, or it was written by hand. "
+            "Nothing was applied. The sensor plans anew; do not run this one again."
         )

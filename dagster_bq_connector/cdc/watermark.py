@@ -22,6 +22,7 @@ DONE_PLANS = 32
 # A description of BigQuery's holds 16,384 characters, and positions need most of them.
 REASON_CHARACTERS = 500
 LONGEST_PAUSE = 5.0
+MOST_AHEAD = 3600.0
 
 
 def utc_now() -> datetime:
@@ -51,6 +52,7 @@ class Plan:
     @classmethod
     def of(cls, number: int, start: Position | None, stop: Position, changes: int) -> Plan:
         """The plan of that number."""
+        stop = json.loads(json.dumps(stop))  # as it will be read, whatever the source gave
         text = json.dumps([start, stop], sort_keys=True)
         return cls(f"{number}-{_digest(text)}", start, stop, changes)
 
@@ -69,9 +71,12 @@ class Holder:
     nonce: str
     beat: datetime
 
-    def age(self, now: datetime) -> float:
-        """Seconds since it was heard of."""
-        return (now - self.beat).total_seconds()
+    def is_heard(self, now: datetime, seconds: float) -> bool:
+        """Whether it was heard of in so many seconds.
+
+        Not one that will be in more than an hour: its clock is wrong, by years perhaps.
+        """
+        return -MOST_AHEAD < (now - self.beat).total_seconds() < seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +265,22 @@ def moved_to(state: StreamState, position: Position | None, now: datetime) -> St
     )
 
 
+def acknowledged(state: StreamState, ordering: Mapping[str, Any]) -> StreamState:
+    """The state after an operator has dealt with why the stream was stopped.
+
+    What comes next is planned anew: the old plan would read the topics of before, of a source that
+    may be another one by now.
+
+    Args:
+        state: The state before.
+        ordering: That of the ordering profile from now on.
+    """
+    number = state.plans + 1  # so that no plan has the id of one before
+    return replace(
+        state, plans=number, plan=None, stopped=None, failure=None, ordering=dict(ordering)
+    )
+
+
 def failed(state: StreamState, reason: str, now: datetime) -> StreamState:
     """The state after a run that ended with an error."""
     count = state.failure.count + 1 if state.failure else 1
@@ -268,13 +289,22 @@ def failed(state: StreamState, reason: str, now: datetime) -> StreamState:
 
 def shortened(reason: str) -> str:
     """A reason that fits the entry."""
-    cut = f"{reason[: REASON_CHARACTERS - 1]}…"
-    return reason if len(reason) <= REASON_CHARACTERS else cut
+    if _characters(reason) <= REASON_CHARACTERS:
+        return reason
+    end = REASON_CHARACTERS
+    while _characters(cut := f"{reason[:end]}…") > REASON_CHARACTERS:
+        end -= 1
+    return cut
 
 
 def start_name(start: Position | None) -> str:
     """A position in a few characters, for tags and comparison."""
     return _digest(json.dumps(start, sort_keys=True))
+
+
+def _characters(text: str) -> int:
+    """How many a text takes in the entry, where other than ASCII is written as six or twelve."""
+    return len(json.dumps(text)) - 2
 
 
 def _digest(text: str) -> str:

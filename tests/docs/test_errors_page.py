@@ -101,7 +101,7 @@ def test_messages_of_the_protocol(bigquery: BigQueryResource, dataset: str) -> N
     assert message in examples(sections()["StreamStoppedError"]), message
     with Lease(watermark, "run", 60, bool, print) as lease:
         watermark.change(lambda state: replace(state, holder=None))
-        message = said(lambda: lease.stop(""), errors.LeaseLostError)
+        message = said(lambda: lease.stop("", {}), errors.LeaseLostError)
     assert message in examples(sections()["LeaseLostError"]), message
 
 

@@ -197,7 +197,7 @@ def test_redrive_applies_dead_letters_again(
 def test_what_is_not_there_is_named(run: Run, changes: ChangeFiles, tmp_path: Path) -> None:
     done = run("show", "nothing")
     assert (done.code, done.out) == (1, "")
-    assert "No stream 'nothing'; the definitions have 'orders', 'kept'." in done.err
+    assert "No stream 'nothing'; the definitions have 'kept', 'orders'." in done.err
     assert main(["-f", str(tmp_path / "none.py"), "list"]) == 1
     assert main(["-m", "no_such_module", "list"]) == 1
 

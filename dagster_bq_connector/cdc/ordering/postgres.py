@@ -33,6 +33,7 @@ _PLAIN = re.compile(
 )
 _SIGNED = r"^-[1-9][0-9]{0,18}$"
 _LOWEST = "9223372036854775808"  # without its sign
+_RECORD = ("lsn", "commit_ms", "break_ms")
 # Transactions that commit at once may be stamped in another order than they are logged in.
 _SKEW_MS = 1_000
 
@@ -101,10 +102,15 @@ class PostgresLsn(OrderingProfile):
         return order, ordered, failures(changes, right & ~ordered, _ORDER, texts, reason)
 
     def advance(self, state: State, events: Events) -> State:
-        """See `OrderingProfile`. The state is the highest last-commit LSN and commit time."""
+        """See `OrderingProfile`. The state is the highest last-commit LSN and commit time.
+
+        What was committed before a break that was acknowledged belongs to the history before it:
+        it comes again, since the plan with the break was not committed, and is no break.
+        """
         changes = events.changes
         pair, (times, timed) = _Pair.of(changes), unsigned(field_values(changes, _COMMIT))
-        chosen = np.flatnonzero(pair.right & timed & ~_snapshots(changes))
+        current = times >= np.uint64(state.get("since_ms", 0))
+        chosen = np.flatnonzero(pair.right & timed & current & ~_snapshots(changes))
         if not len(chosen):
             return state
         lsns = np.concatenate([[np.uint64(state.get("lsn", 0))], pair.committed[chosen]])
@@ -121,8 +127,9 @@ class PostgresLsn(OrderingProfile):
         return {**state, "lsn": int(highest[-1]), "commit_ms": int(latest[-1])}
 
     def acknowledge(self, state: State) -> State:
-        """See `OrderingProfile`: the next change starts the record of highest LSNs anew."""
-        return {name: value for name, value in state.items() if name not in ("lsn", "commit_ms")}
+        """See `OrderingProfile`: the record of highest LSNs starts anew, with the break."""
+        kept = {name: value for name, value in state.items() if name not in _RECORD}
+        return {**kept, "since_ms": state["break_ms"]} if "break_ms" in state else kept
 
 
 @dataclass(frozen=True)
@@ -202,5 +209,6 @@ def _lost(place: str, lsn: Any, time: Any, highest: Any, latest: Any) -> OrderBr
         f"highest seen, but {int(time) - int(latest)} ms later than any change before it. A "
         "redelivery cannot explain that: the replication slot was made anew, or the connector "
         "reads another server. What the tables hold would win over what comes now. Take a new "
-        "snapshot into new tables, or make the tables anew, then acknowledge the break."
+        "snapshot into new tables, or make the tables anew, then acknowledge the break.",
+        {"break_ms": int(time)},
     )

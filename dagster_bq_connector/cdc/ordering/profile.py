@@ -54,11 +54,15 @@ class OrderingProfile(abc.ABC):
 
         Raises:
             OrderBreakError: The source's order is lost: what is seen is more than a redelivery.
+                What `acknowledge` needs of it stands in the error, and then in its state.
         """
 
     @abc.abstractmethod
     def acknowledge(self, state: State) -> State:
-        """The state after an operator has dealt with a break: it lets the stream go on."""
+        """The state after an operator has dealt with a break: it lets the stream go on.
+
+        What stands before the break in its plan comes again, before the break itself does.
+        """
 
 
 def unsigned(texts: Any) -> tuple[Unsigned, Mask]:

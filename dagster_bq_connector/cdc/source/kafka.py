@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from dagster_bq_connector.cdc.source.kafka_read import RangeReader, first_times
 from dagster_bq_connector.cdc.source.source import Lag, Position, Source
 from dagster_bq_connector.errors import SourceChangedError
 
+DAY_SECONDS = 86_400.0
 # One message of each partition is looked at for its time, and no more is fetched than need be.
 LOOK = {"fetch.message.max.bytes": 64 * 1024, "queued.max.messages.kbytes": 1024}
 
@@ -114,8 +116,13 @@ class KafkaMessages(Source):
             return Lag(0, None)
         with closing(self._broker.consumer(**LOOK)) as consumer:
             times = first_times(self._broker, consumer, {key: begin[key] for key in waiting})
-        oldest = datetime.fromtimestamp(min(times) / 1000, UTC) if times else None
-        return Lag(sum(waiting.values()), oldest)
+        return Lag(sum(waiting.values()), _time(min(times)) if times else None)
+
+
+def _time(milliseconds: int) -> datetime:
+    """When a message was written. A time that no clock shows yet, as of microseconds, is 1970."""
+    is_time = milliseconds / 1000 < time.time() + DAY_SECONDS
+    return datetime.fromtimestamp(milliseconds / 1000 if is_time else 0, UTC)
 
 
 def _waiting(begin: Offsets, seen: Seen) -> Offsets:
