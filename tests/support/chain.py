@@ -16,7 +16,7 @@ from support.postgres import PostgresServer, postgres_server
 from support.replication import Replication, Settings
 from support.workload import Workload
 
-SETTLED = 1.5  # seconds until the broker has put on disk what it acknowledged
+SETTLED = 5.0  # seconds until the broker has put on disk what it acknowledged
 ARRIVED_SECONDS = 60
 
 
@@ -58,7 +58,8 @@ class Chain:
         """Kill the broker and start it again, as if it kept what it acknowledged.
 
         A broker of Kafka has then handed to the operating system what it has acknowledged; this one
-        does so within half a second. So nothing new may come to it shortly before it is killed.
+        does so within half a second, on a machine that is not busy. So nothing new may come to it
+        shortly before it is killed.
         """
         with self.replication.held():
             time.sleep(SETTLED)

@@ -208,7 +208,10 @@ class Delivery:
             {
                 **client,
                 "acks": "all",
-                "enable.idempotence": True,
+                # In order, and each as often as need be: a broker that was killed need not know
+                # which of them it had.
+                "enable.idempotence": False,
+                "max.in.flight.requests.per.connection": 1,
                 "partitioner": "murmur2_random",  # that of Kafka's own clients
                 "linger.ms": 0,
                 "message.timeout.ms": DELIVERY_SECONDS * 1000,
@@ -306,12 +309,16 @@ def _consumer(delivery: Delivery) -> Any:
     class Consumer:
         def __init__(self) -> None:
             self.held: list[Any] = []
+            self.failed = False
 
         @jpype.JOverride
         def handleBatch(self, records: Any, committer: Any) -> None:
             try:
+                if self.failed:  # what comes after a batch that Kafka lacks must not be stored
+                    raise RuntimeError("a batch before this one was not delivered")
                 delivery.deliver(records)
             except Exception as error:  # noqa: BLE001  # Java is told below
+                self.failed = True
                 print("Kafka:", repr(error), file=sys.stderr, flush=True)
                 jpype.JClass("java.lang.Thread").currentThread().interrupt()
                 return
