@@ -26,6 +26,7 @@ from dagster_bq_connector.errors import (
     OrderBreakError,
     PlanMismatchError,
     StreamStoppedError,
+    TableMismatchError,
 )
 from dagster_bq_connector.ledger import open_ledger
 from dagster_bq_connector.ledger.bigquery import DATASET
@@ -43,7 +44,7 @@ TABLE = "dagster_bq/source_table"
 STOP = "dagster_bq/stop"
 NO_RUN_RETRIES = {"dagster/max_retries": "0"}
 # After these a retry would do the same again, or what another run does.
-FINAL = (PlanMismatchError, StreamStoppedError, LeaseLostError, OrderBreakError)
+FINAL = (PlanMismatchError, StreamStoppedError, LeaseLostError, OrderBreakError, TableMismatchError)
 SOURCE_SECONDS = 60.0
 BY_HAND = (
     "Leave the config empty to apply what waits; to begin elsewhere, give the stream another "
@@ -360,6 +361,7 @@ def _drain(
         is_over=lambda other: is_run_over(instance, other),
         tell=context.log.info,
         progress=lambda what: Progress(what, log()),
+        tables={name: connected.resolve(table.table) for name, table in stream.tables.items()},
     )
     _refuse_lost_entry(context, worker.watermark)
     try:

@@ -115,11 +115,15 @@ class Lease:
         if self._lost:
             raise self._taken()
 
-    def take(self, plan: Plan) -> Plan:
+    def take(self, plan: Plan, tables: Mapping[str, str]) -> Plan:
         """Make a plan the one that is worked on, and count the try.
 
         A plan that stands in the entry is exchanged for the one given only by who has read that
         it stands there.
+
+        Args:
+            plan: The plan.
+            tables: Where its changes go, as in `StreamState`.
 
         Raises:
             LeaseLostError: Another run has taken the stream.
@@ -127,7 +131,8 @@ class Lease:
 
         def edit(state: StreamState) -> StreamState:
             self._must_hold(state)
-            return replace(state, plan=replace(plan, lost=plan.lost + 1))
+            known = {**state.tables, **tables}
+            return replace(state, plan=replace(plan, lost=plan.lost + 1), tables=known)
 
         with step("take plan"):
             self.state = self._change(edit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -13,13 +13,21 @@ import pyarrow as pa
 from dagster_bq_connector.cdc.lease import Lease
 from dagster_bq_connector.cdc.ordering.profile import State
 from dagster_bq_connector.cdc.source.source import Lag, Position, Source
-from dagster_bq_connector.cdc.watermark import Clock, Plan, StreamState, Watermark, utc_now
+from dagster_bq_connector.cdc.watermark import (
+    Clock,
+    Plan,
+    StreamState,
+    Watermark,
+    table_name,
+    utc_now,
+)
 from dagster_bq_connector.errors import (
     ConfigurationError,
     ConnectorError,
     OrderBreakError,
     PlanMismatchError,
     StreamStoppedError,
+    TableMismatchError,
 )
 from dagster_bq_connector.progress import Progress
 
@@ -141,6 +149,7 @@ class Worker:
         tell: Is told of each plan, and of waits.
         progress: Opens the progress of a plan.
         now: The time.
+        tables: The address of each table that changes go to, by the source's table.
     """
 
     watermark: Watermark
@@ -152,6 +161,7 @@ class Worker:
     tell: Callable[[str], object]
     progress: Callable[[str], Progress]
     now: Clock = utc_now
+    tables: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def drain(self, request: Request | None = None) -> Drained:
         """Apply what there is, plan after plan, until the rest is not worth a run.
@@ -162,6 +172,7 @@ class Worker:
         Raises:
             PlanMismatchError: The stream stands elsewhere than the plan begins.
             StreamStoppedError: It waits for an operator.
+            TableMismatchError: What was applied so far is in other tables.
             LeaseLostError: Another run has taken it.
             OrderBreakError: The order of its source is lost; it is stopped from now on.
             ConnectorError: Reading or applying failed. The position is what it was; what was
@@ -182,6 +193,7 @@ class Worker:
         """The plan to begin with; None when there is nothing to do."""
         if state.stopped:
             raise StreamStoppedError(self.watermark.stream, state.stopped)
+        self._refuse_other_tables(state)
         if request is None:
             return self._next(state)
         if request.start != state.position:
@@ -230,7 +242,7 @@ class Worker:
         return state.plan_to(stop, changes)
 
     def _apply(self, lease: Lease, plan: Plan, done: Drained) -> None:
-        plan = lease.take(plan)
+        plan = lease.take(plan, {name: table_name(ref) for name, ref in self.tables.items()})
         self.tell(f"plan {plan.id}: from {plan.start} to {plan.stop}")
         with self.progress(f"Stream {self.watermark.stream!r}, plan {plan.id}") as progress:
             messages = self.source.read(plan.start, plan.stop)
@@ -242,6 +254,19 @@ class Worker:
         if lease.commit(plan, applied.state):
             done.plans.append(plan.id)
             done.applied.append(applied)
+
+    def _refuse_other_tables(self, state: StreamState) -> None:
+        """Refuse to put the rest of a stream's changes elsewhere than those before."""
+        for name, ref in self.tables.items():
+            if state.tables.get(name, table_name(ref)) != table_name(ref):
+                stream = self.watermark.stream
+                raise TableMismatchError(
+                    f"Stream {stream!r}: the changes of {name} went to another table than {ref} so "
+                    "far, which would lack all of them. Does another deployment use the same "
+                    "stream name and ledger? Give this one its own. If the table is meant to be "
+                    "another, read the changes again: python -m dagster_bq_connector.cdc reset "
+                    f"{stream} --beginning"
+                )
 
     def _mismatch(self, request: Request, state: StreamState) -> PlanMismatchError:
         return PlanMismatchError(

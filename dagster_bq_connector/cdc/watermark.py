@@ -108,6 +108,7 @@ class StreamState:
         failure: How the last run ended, when it was with an error.
         done: Plans that were committed last, each as its id and its start.
         moved: When the position was last moved, by a commit or by hand.
+        tables: Where the changes of each of the source's tables go, as `table_name` has it.
     """
 
     position: Position | None = None
@@ -119,6 +120,7 @@ class StreamState:
     failure: Failure | None = None
     done: tuple[tuple[str, str], ...] = ()
     moved: datetime | None = None
+    tables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def plan_to(self, stop: Position, changes: int) -> Plan:
         """The next plan, from where the stream stands."""
@@ -140,6 +142,7 @@ class StreamState:
             "failure": self.failure and _fields(self.failure),
             "done": [list(pair) for pair in self.done],
             "moved": self.moved and self.moved.isoformat(),
+            "tables": dict(self.tables),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -162,6 +165,7 @@ class StreamState:
                 failure=Failure(**_timed(failure, "at")) if failure else None,
                 done=tuple((str(id_), str(start)) for id_, start in value["done"]),
                 moved=_time(value["moved"]) if value.get("moved") else None,
+                tables=dict(value.get("tables") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
@@ -262,6 +266,7 @@ def moved_to(state: StreamState, position: Position | None, now: datetime) -> St
         failure=None,
         done=(),
         moved=now,
+        tables={},
     )
 
 
@@ -277,7 +282,13 @@ def acknowledged(state: StreamState, ordering: Mapping[str, Any]) -> StreamState
     """
     number = state.plans + 1  # so that no plan has the id of one before
     return replace(
-        state, plans=number, plan=None, stopped=None, failure=None, ordering=dict(ordering)
+        state,
+        plans=number,
+        plan=None,
+        stopped=None,
+        failure=None,
+        ordering=dict(ordering),
+        tables={},  # they may be new ones, for a new snapshot
     )
 
 
@@ -305,6 +316,11 @@ def start_name(start: Position | None) -> str:
 def _characters(text: str) -> int:
     """How many a text takes in the entry, where other than ASCII is written as six or twelve."""
     return len(json.dumps(text)) - 2
+
+
+def table_name(table: object) -> str:
+    """A table's address in a few characters, for comparison."""
+    return _digest(str(table))
 
 
 def _digest(text: str) -> str:

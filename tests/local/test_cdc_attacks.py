@@ -350,3 +350,37 @@ def tables(dataset: str, number: int) -> dict[str, CdcTable]:
 def test_keys_that_resources_cannot_have_here_are_told(keys: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="cannot be the key of a resource here"):
         stream("d", **keys)
+
+
+def test_two_deployments_with_one_name_and_ledger_are_told(
+    bigquery: BigQueryResource, changes: ChangeFiles, instance: dg.DagsterInstance, dataset: str
+) -> None:
+    """Each would take a part of the changes, without a word."""
+    deployment = Deployment(bigquery, changes, instance, stream(dataset))
+    changes.put(("c", 1, "ann"))
+    deployment.materialize()
+    changes.put(("c", 2, "bob"))
+    laptop = {"public.orders": CdcTable(f"{dataset}.of_a_laptop", schema=COLUMNS)}
+    other = Deployment(bigquery, changes, instance, stream(dataset, tables=laptop))
+    with pytest.raises(
+        dg.Failure, match=r"another table than .*of_a_laptop so far.*another deploy"
+    ):
+        other.materialize()
+    deployment.materialize()
+    assert deployment.rows(f"{dataset}.orders") == [(1, "ann"), (2, "bob")]
+
+
+def test_a_stream_that_gets_another_table_goes_on(
+    bigquery: BigQueryResource, changes: ChangeFiles, instance: dg.DagsterInstance, dataset: str
+) -> None:
+    deployment = Deployment(bigquery, changes, instance, stream(dataset))
+    changes.put(("c", 1, "ann"))
+    deployment.materialize()
+    tables = {
+        f"public.{name}": CdcTable(f"{dataset}.{name}", schema=COLUMNS)
+        for name in ("orders", "customers")
+    }
+    changes.table = "customers"
+    changes.put(("c", 7, "eve"))
+    Deployment(bigquery, changes, instance, stream(dataset, tables=tables)).materialize()
+    assert deployment.rows(f"{dataset}.customers") == [(7, "eve")]

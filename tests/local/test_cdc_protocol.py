@@ -292,14 +292,14 @@ def test_a_run_that_slept_past_its_lease_goes_no_further(numbers: Numbers) -> No
         Lease(numbers.watermark, "other", 60, free, print) as other,
     ):
         threading.Event().wait(0.2)  # it is asked for again in the length of a lease
-        for step in (slept.check, lambda: slept.take(plan), lambda: slept.stop("no", {})):
+        for step in (slept.check, lambda: slept.take(plan, {}), lambda: slept.stop("no", {})):
             with pytest.raises(LeaseLostError, match="another run has taken it over"):
                 step()
         with pytest.raises(LeaseLostError):
             slept.commit(plan, {})
         slept.__exit__(None, None, None)
         other.check()
-        assert other.commit(other.take(plan), {})
+        assert other.commit(other.take(plan, {}), {})
     assert numbers.state.position == plan.stop
 
 
