@@ -197,7 +197,7 @@ def cdc_assets(
     Args:
         stream: The stream's name: what its ledger entry is found by. Renaming it begins anew. Two
             deployments with one name and one ledger, such as a laptop beside production, would
-            each take some of the changes from the other.
+            each take some of the changes from the other; the one with other tables is refused.
         source: The resource key of its source, a `KafkaSource` or `FileSource`.
         format: How its messages are written.
         ordering: How the source's coordinates become an order.

@@ -353,26 +353,26 @@ def test_keys_that_resources_cannot_have_here_are_told(keys: dict[str, str]) -> 
 
 
 def test_two_deployments_with_one_name_and_ledger_are_told(
-    bigquery: BigQueryResource, changes: ChangeFiles, instance: dg.DagsterInstance, dataset: str
+    bigquery: BigQueryResource, changes: ChangeFiles, dataset: str
 ) -> None:
     """Each would take a part of the changes, without a word."""
+    instance = dg.DagsterInstance.ephemeral()
     deployment = Deployment(bigquery, changes, instance, stream(dataset))
     changes.put(("c", 1, "ann"))
     deployment.materialize()
     changes.put(("c", 2, "bob"))
     laptop = {"public.orders": CdcTable(f"{dataset}.of_a_laptop", schema=COLUMNS)}
     other = Deployment(bigquery, changes, instance, stream(dataset, tables=laptop))
-    with pytest.raises(
-        dg.Failure, match=r"another table than .*of_a_laptop so far.*another deploy"
-    ):
+    with pytest.raises(dg.Failure, match=r"another table than .*of_a_laptop so far"):
         other.materialize()
     deployment.materialize()
     assert deployment.rows(f"{dataset}.orders") == [(1, "ann"), (2, "bob")]
 
 
 def test_a_stream_that_gets_another_table_goes_on(
-    bigquery: BigQueryResource, changes: ChangeFiles, instance: dg.DagsterInstance, dataset: str
+    bigquery: BigQueryResource, changes: ChangeFiles, dataset: str
 ) -> None:
+    instance = dg.DagsterInstance.ephemeral()
     deployment = Deployment(bigquery, changes, instance, stream(dataset))
     changes.put(("c", 1, "ann"))
     deployment.materialize()
