@@ -29,6 +29,7 @@ from support.service import BUCKET, ON_SERVICE, PREFIX
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,
+    max_examples=100 if os.environ.get("SOAK") else 30,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

@@ -54,7 +54,7 @@ def renamed(value: Any, kind: Any) -> Any:
     return value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_values_travel_the_same_in_any_layout(data: st.DataObject) -> None:
     fields, rows = data.draw(tables(EVERY_TYPE))
@@ -73,7 +73,7 @@ def test_values_travel_the_same_in_any_layout(data: st.DataObject) -> None:
     assert multiset(pa.Table.from_batches([done.batch]), fields) == multiset(wanted, fields)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_entries_that_are_used_often_are_cast_once(data: st.DataObject) -> None:
     """Dictionaries and run ends of every type, nested ones too."""

@@ -66,7 +66,7 @@ def values(kind: str, given: Sequence[Any]) -> list[Any]:
     return [kind_of_row.FromString(row).x for row in serialized([column], batch)]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_rows_of_any_columns_are_read_back(data: st.DataObject) -> None:
     columns = data.draw(protobuf_rows.columns())
@@ -76,7 +76,7 @@ def test_any_rows_of_any_columns_are_read_back(data: st.DataObject) -> None:
     assert exact(messages(columns, batch)) == exact(rows[start:])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_batch_is_the_sum_of_its_rows(data: st.DataObject) -> None:
     """What is done for all rows at once (one size, small numbers) changes no byte of any."""
