@@ -14,7 +14,7 @@ SECONDS = 600  # for all of it, on a busy machine
 
 def demo(home: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     paths = [str(ROOT / "tests"), environment.get("PYTHONPATH", "")]
-    options = ("--no-ui", "--seconds", "8", "--home", str(home))
+    options = ("--no-ui", "--seconds", "3", "--home", str(home))
     return subprocess.run(
         [sys.executable, str(ROOT / "tools" / "demo_debezium.py"), *options],
         env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},

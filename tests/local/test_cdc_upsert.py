@@ -137,7 +137,7 @@ def test_a_truncate_stops_the_stream_unless_it_is_ignored(
     apply(upsert(bigquery, orders(table)), changes(change("c", 10, 1, 1, "old")))
     truncate = changes(change("c", 20, 2), (None, event("t", lsn=30, committed=29, ts_ms=30)))
     for policy in ("fail", "drop"):
-        with pytest.raises(FailedEventsError, match=r"@1: public.orders was truncated.*\Z") as info:
+        with pytest.raises(FailedEventsError, match=r"@1: public.orders was truncated") as info:
             apply(upsert(bigquery, orders(table), failed_rows=policy), truncate)
         assert "truncates='ignore'" in str(info.value)
         assert rows(bigquery, table) == ROW
