@@ -26,9 +26,8 @@ def taking(function: Function, bigquery: str, sources: Iterable[str], **others: 
         sources: The keys of sources of changes.
         others: The other parameters and their types, in their order.
     """
-    types = {**others, bigquery: dagster_gcp.BigQueryResource}
+    types = {**others, bigquery: dg.ResourceParam[dagster_gcp.BigQueryResource]}
     types |= dict.fromkeys(sorted(sources), dg.ResourceParam[CdcSource])
-    types[bigquery] = dg.ResourceParam[dagster_gcp.BigQueryResource]
     place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     given: Any = function
     given.__signature__ = inspect.Signature(
