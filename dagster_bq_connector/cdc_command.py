@@ -212,15 +212,17 @@ def _standing(state: StreamState) -> str:
 
 def _show(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
-    lag = opened.source.lag(opened.state().position)
+    state = opened.state()
+    lag = opened.source.lag(state.position)
     oldest = lag.oldest.isoformat() if lag.oldest else None
     shown = {
         "stream": opened.stream.name,
         "entry": opened.watermark.place,
         "tables": {name: str(table.table) for name, table in opened.stream.tables.items()},
         "lag": {"messages": lag.changes, "oldest": oldest},
-        **opened.state().to_json(),
     }
+    # The entry's own tables are digests.
+    shown |= {name: value for name, value in state.to_json().items() if name != "tables"}
     print(json.dumps(shown, indent=2))
     return DONE
 
