@@ -62,7 +62,7 @@ def run(report: Report) -> None:
         with bigquery.get_client() as client:
             queries = sum(job.job_type == "query" for job in client.list_jobs(timeout=60))
     report.result("a tick, the slowest of five", max(seconds), " s", -5)
-    report.result("query jobs", queries, "", -0.0)
+    report.result("query jobs", queries, "")
 
 
 def _tick(sensor: Any, instance: dg.DagsterInstance, resources: dict[str, Any]) -> float:
