@@ -25,7 +25,7 @@ from dagster_bq_connector.resources import STRICT, Connected, Destination
 from dagster_bq_connector.schema.conform import Conformer
 from dagster_bq_connector.schema.data import Batches, Data, open_data
 from dagster_bq_connector.schema.types import table_fields
-from dagster_bq_connector.table.admin import CDC_LABEL, Creation, Draft, EnsuredTable
+from dagster_bq_connector.table.admin import Creation, Draft, EnsuredTable, check_replaceable
 from dagster_bq_connector.table.options import TableOptions
 from dagster_bq_connector.table.ref import TableRef
 from dagster_bq_connector.table.row_slice import RowSlice
@@ -269,7 +269,7 @@ class BigQueryWriter(dg.ConfigurableResource[Any], ABC):
                 allowed = Creation(tables=False, why_not=why_not)
             draft = connected.admin.draft(ref, columns, options, allowed)
             if operation == "replace":
-                _check_replaceable(draft.table)
+                check_replaceable(draft.table)
             if draft.given and schema is not None:
                 # No table gets a column for data that does not fit the others.
                 Conformer(schema, draft.table.columns)
@@ -363,21 +363,6 @@ def check_streamed(ref: TableRef) -> None:
         raise UnsupportedError(
             f"BigQuery chooses the partition of a row that is streamed: append to {ref.at(None)}, "
             f"or write {ref} with FileLoadsWriter."
-        )
-
-
-def _check_replaceable(table: EnsuredTable) -> None:
-    """Refuse to replace rows that a change stream writes, before anything is staged.
-
-    Raises:
-        UnsupportedError: The table's label says so.
-    """
-    if table.streamed:
-        raise UnsupportedError(
-            f"{table.ref} was not changed: change data capture streams into it, as its label "
-            f"{CDC_LABEL} says. BigQuery takes no UPDATE, DELETE or MERGE there, and rows that "
-            "were replaced would not be those of its source. Write its changes by CDC, or replace "
-            "another table. If no stream writes to it any more, take the label away."
         )
 
 

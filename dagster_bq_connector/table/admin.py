@@ -328,6 +328,21 @@ class TableAdmin:
             raise explain(error, f"Dataset {ref.project}.{ref.dataset}") from error
 
 
+def check_replaceable(table: EnsuredTable) -> None:
+    """Refuse to replace rows that a change stream writes, before anything is staged.
+
+    Raises:
+        UnsupportedError: The table's label says so.
+    """
+    if table.streamed:
+        raise UnsupportedError(
+            f"{table.ref} was not changed: change data capture streams into it, as its label "
+            f"{CDC_LABEL} says. BigQuery takes no UPDATE, DELETE or MERGE there, and rows that "
+            "were replaced would not be those of its source. Write its changes by CDC, or replace "
+            "another table. If no stream writes to it any more, take the label away."
+        )
+
+
 def _new_table(
     ref: TableRef, columns: Sequence[bigquery.SchemaField], options: TableOptions | None
 ) -> bigquery.Table:
