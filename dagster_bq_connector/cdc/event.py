@@ -91,7 +91,8 @@ class Events:
               `d` delete;
             - `key`, binary: JSON of the key's fields by their names, so written that equal keys
               have equal bytes;
-            - `coordinates`, a struct of strings: what the ordering profile asked for.
+            - `coordinates`, a struct: what the ordering profile asked for, each a string, or an
+              int64 where all of the batch are integers that fit.
         failed: The messages that failed, in their order.
         parsed: What the envelope keeps for itself, for the full parse.
     """

@@ -34,13 +34,16 @@ from selenium.webdriver.support.ui import WebDriverWait
 from flights import source
 from flights.defs.resources import RECORDED
 from flights.demo import WEEK
+from flights.demo_bookings import DAYS
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(sys.platform != "linux", reason="the browser is Debian's"),
 ]
 
-DAY = "2013-02-14"  # the demo loads the first week of January
+DAY = "2013-02-14"  # the demo loads days of January
+LOADED = WEEK[:1]  # each of a week would show no more, and take its time
+PROGRAM = "import sys, flights.demo as demo; demo.WEEK = demo.WEEK[:1]; sys.exit(demo.main())"
 START_SECONDS = 600
 PAGE_SECONDS = 300
 STOP_SECONDS = 120
@@ -96,13 +99,13 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """What `make demo` starts."""
+    """What `make demo` starts, with one day of flights."""
     folder, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex
     (folder / "notes.txt").write_text("of somebody else")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "flights.demo", "--port", str(port), "--home", str(folder)]
+    command = [sys.executable, "-c", PROGRAM, "--port", str(port), "--home", str(folder)]
     log = folder / "demo.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -236,7 +239,7 @@ def explained(page: Page, demo: Demo) -> Iterator[None]:
 
 def test_the_sensor_launches_a_run_of_changes_that_came(demo: Demo, page: Page) -> None:
     """The demo feeds the last day when its page is there; nobody presses anything."""
-    lines = (RECORDED / f"{WEEK[-1]}.ndjson").read_text().splitlines()
+    lines = (RECORDED / f"{DAYS[-1]}.ndjson").read_text().splitlines()
     values = [value for line in lines if (value := json.loads(line)["value"])]
     of_bookings = [value for value in values if value["source"]["table"] == "bookings"]
     last = {(value["after"] or value["before"])["id"]: value["op"] for value in of_bookings}
@@ -247,9 +250,11 @@ def test_the_sensor_launches_a_run_of_changes_that_came(demo: Demo, page: Page) 
         page.open(f"{demo.url}/locations/flights/sensors/bookings_sensor")
         page.until_shown("1 run requested", "Running\nFrequency ~5 sec")
         page.screenshot("1-run-requested")
-        position = f'"file": "{WEEK[-1]}.ndjson"'
+        position = f'"file": "{DAYS[-1]}.ndjson"'
         page.until_shown('Cursor\n{ "streams": { "bookings": { "said": "no changes"', position)
-        page.until_shown('"plans": 8', f'"lines": {len(lines)}', '"lag": { "messages": 0')
+        page.until_shown(
+            f'"plans": {1 + len(DAYS)}', f'"lines": {len(lines)}', '"lag": { "messages": 0'
+        )
         page.screenshot("2-cursor")
 
         page.open(f"{demo.url}/assets/flights/bookings")
@@ -307,7 +312,7 @@ def test_every_row_of_every_table_is_read_back(demo: Demo) -> None:
     printed = demo.log.read_text(errors="replace")
     lines = r"^  (\w+): ([\d,]+) rows went in, ([\d,]+) came out: (.*)$"
     said = {name: rest for name, *rest in re.findall(lines, printed, re.M)}
-    expected = {"flights": source.flights_of(WEEK).num_rows} | {
+    expected = {"flights": source.flights_of(LOADED).num_rows} | {
         name: source.table(name).num_rows for name in ("weather", "planes", "airports", "airlines")
     }
     assert said == {
@@ -318,7 +323,7 @@ def test_every_row_of_every_table_is_read_back(demo: Demo) -> None:
     assert set(followed) == {"bookings", "passengers"}
     assert all(there == here for there, here in followed.values())
     days = re.findall(r"^  (2013-01-\d\d) +\d+ +\d+  \w.*  (\w+)", printed, re.M)
-    assert [day for day, _ in days] == WEEK[:-1], "the last day comes with the page"
+    assert [day for day, _ in days] == DAYS[:-1], "the last day comes with the page"
     assert days[-1][1] == "gone"
     before_the_page = printed.partition(demo.url)[0]
     assert "Traceback" not in before_the_page

@@ -25,6 +25,7 @@ def test_its_status_says_whether_a_row_is_missing(
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # the demo sets them for good; this takes them back after it
     monkeypatch.setattr(demo, "WEEK", demo.WEEK[:1])
+    monkeypatch.setattr(demo_bookings, "DAYS", demo_bookings.DAYS[:1])
     monkeypatch.setattr(sys, "argv", ["demo", "--no-ui", "--home", str(tmp_path)])
     assert demo.main() == 0
     said = capsys.readouterr().out

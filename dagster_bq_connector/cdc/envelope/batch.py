@@ -66,7 +66,7 @@ class Batch:
         parts: list[Found] = []
         for start in range(0, len(self._given), CHUNK):
             messages = self._given[start : start + CHUNK]
-            values: list[Json] = self.payloads.values(messages).to_pylist()
+            values = self.payloads.views(messages)
             parsed, failed = envelopes.parse_each(self.form.change, values, None)
             if failed:
                 for place in failed:
@@ -94,7 +94,7 @@ class Batch:
     def unwrapped(self) -> Found:
         """Find the changes without their envelope. All messages that are left then fail."""
         left = np.array(self._left, np.int64)
-        slices: list[Json] = self.payloads.values(left).to_pylist()
+        slices = self.payloads.views(left)
         blank = self.form.unwrapped(b"{}")
         parsed, failed = envelopes.parse_each(self.form.unwrapped, slices, blank)
         good: list[int] = []
@@ -206,10 +206,7 @@ def _assembled(batch: Batch, found: Found, in_envelope: int, keys: Payloads) -> 
         named,
         operations.dictionary_encode(),
         canonical,
-        pa.StructArray.from_arrays(
-            coordinates,
-            fields=[pa.field(path, pa.string()) for path in batch.form.paths],
-        ),
+        pa.StructArray.from_arrays(coordinates, list(batch.form.paths)),
     ]
     names = ["message", "table", "operation", "key", "coordinates"]
     changes = pa.RecordBatch.from_arrays(arrays, names)

@@ -71,7 +71,7 @@ class DebeziumJson:
         """
         values = self._values.payloads(messages.column("value"))
         keys = self._keys.payloads(messages.column("key"))
-        return find_events(messages, values, keys, profile.coordinates.names)
+        return find_events(messages, values, keys, profile.coordinates)
 
     def rows(self, events: Events, chosen: Indices, columns: Sequence[SchemaField]) -> Rows:
         """Parse rows, exactly. One whose value does not fit fails, and no other.

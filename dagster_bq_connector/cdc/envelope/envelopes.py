@@ -104,7 +104,7 @@ class Found:
 
     Attributes:
         messages: Which messages they come from.
-        texts: Strings: the operation, the schema, the table, and then the coordinates.
+        texts: Strings: the operation, the schema, the table. Then the coordinates, see `scalars`.
         images: The rows, as `lines` gives them.
     """
 
@@ -120,9 +120,16 @@ def joined(parts: Sequence[Found], paths: Sequence[str]) -> Found:
     columns = zip(*[part.texts for part in parts], strict=True)
     return Found(
         np.concatenate([part.messages for part in parts]),
-        [pa.concat_arrays(pieces) for pieces in columns],
+        [_concatenated(pieces) for pieces in columns],
         pa.concat_arrays([part.images for part in parts]),
     )
+
+
+def _concatenated(pieces: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+    """Scalars that may be text in one part, and integers in another."""
+    if len({piece.type for piece in pieces}) > 1:
+        pieces = [piece.cast(pa.string()) for piece in pieces]
+    return pa.concat_arrays(pieces)
 
 
 def parse_each(
@@ -156,9 +163,9 @@ def wrapped(changes: Sequence[Any], messages: Indices, paths: Sequence[str]) -> 
             parts = [change.transaction for change in changes]
             coordinates.append([None if part is None else getattr(part, name) for part in parts])
     operations = [change.op for change in changes]
-    schemas = _either(columns["schema"], columns["db"])
-    found = [operations, schemas, columns["table"], *coordinates]
-    return Found(messages, list(map(texts, found)), lines([change.after for change in changes]))
+    named = (operations, _either(columns["schema"], columns["db"]), columns["table"])
+    found = [*map(texts, named), *map(scalars, coordinates)]
+    return Found(messages, found, lines([change.after for change in changes]))
 
 
 def unwrapped(
@@ -166,13 +173,14 @@ def unwrapped(
 ) -> Found:
     """The changes among rows that ExtractNewRecordState has taken out of their envelopes."""
     deleted = ("true", True)
-    found = [
+    named = [
         ["d" if row.deleted in deleted else "u" if row.op is UNSET else row.op for row in rows],
         _either([row.source_schema for row in rows], [row.source_db for row in rows]),
         [row.source_table for row in rows],
-        *[[getattr(row, path.replace(".", "_")) for row in rows] for path in paths],
     ]
-    return Found(messages, list(map(texts, found)), lines(values))
+    coordinates = [[getattr(row, path.replace(".", "_")) for row in rows] for path in paths]
+    found = [*map(texts, named), *map(scalars, coordinates)]
+    return Found(messages, found, lines(values))
 
 
 def _either(schemas: Sequence[Any], databases: Sequence[Any]) -> Sequence[Any]:
@@ -206,18 +214,21 @@ def fate_without_row(envelope: Any, topic: str) -> Fate | None:
 
 def texts(values: Sequence[Any]) -> pa.Array[Any]:
     """JSON scalars as the text that they had: numbers in digits, null where there is none."""
+    return scalars(values).cast(pa.string())
+
+
+def scalars(values: Sequence[Any]) -> pa.Array[Any]:
+    """JSON scalars: int64 where all are such integers, else strings as by `texts`."""
     found = strings(values)
     if found is not None:
         return found
     kinds = set(map(type, values)) - {type(None)}
-    if kinds <= {str}:
-        return pa.array(values, pa.string())
     if kinds == {int}:
         try:
-            return integers(values).cast(pa.string())
+            return integers(values)
         except OverflowError:
             pass
-    return pa.array(list(map(_text, values)), pa.string())
+    return pa.array(values if kinds <= {str} else list(map(_text, values)), pa.string())
 
 
 def _text(value: Any) -> str | None:

@@ -61,6 +61,12 @@ class Payloads:
         """The bytes of one of them."""
         return bytes(self.data[self.starts[index] : self.stops[index]])
 
+    def views(self, indices: Indices) -> list[memoryview]:
+        """Views of some of them, in that order. A null is empty."""
+        data = self.data
+        bounds = zip(self.starts[indices].tolist(), self.stops[indices].tolist(), strict=True)
+        return [data[start:stop] for start, stop in bounds]
+
     def values(self, indices: Indices) -> pa.Array[Any]:
         """The bytes of some of them, in that order. A null is null or empty."""
         if self._cells is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +60,9 @@ class PostgresLsn(OrderingProfile):
     transaction_order: bool = False
 
     @property
-    def coordinates(self) -> pa.Schema:
+    def coordinates(self) -> Sequence[str]:
         """The source's sequence, LSN, snapshot marker and commit time."""
-        names = [_SEQUENCE, _LSN, _SNAPSHOT, _COMMIT] + [_ORDER] * self.transaction_order
-        return pa.schema([pa.field(name, pa.string()) for name in names])
+        return [_SEQUENCE, _LSN, _SNAPSHOT, _COMMIT] + [_ORDER] * self.transaction_order
 
     def sequences(self, changes: pa.RecordBatch) -> tuple[pa.Array[Any], list[FailedEvent]]:
         """See `OrderingProfile`."""
@@ -142,7 +142,7 @@ class _Pair:
 
     @classmethod
     def of(cls, changes: pa.RecordBatch) -> _Pair:
-        texts = field_values(changes, _SEQUENCE)
+        texts = field_values(changes, _SEQUENCE).cast(pa.string())
         if alike := _alike(texts):
             return cls(*alike, np.ones(len(texts), np.bool_))
         found = _compute.extract_regex(texts, _PAIR)
@@ -182,6 +182,9 @@ def _alike(texts: Any) -> tuple[Unsigned, Unsigned] | None:
 
 def _lsns(texts: Any) -> tuple[Unsigned, Mask]:
     """LSNs as numbers, and where they are right. Above 2**63 they may be printed as negative."""
+    if pa.types.is_integer(texts.type):
+        signed = _compute.fill_null(texts, 0).to_numpy()
+        return signed.view(np.uint64), texts.is_valid().to_numpy(zero_copy_only=False)
     values, right = unsigned(texts)
     if right.all():
         return values, right
@@ -199,7 +202,7 @@ def _lsns(texts: Any) -> tuple[Unsigned, Mask]:
 
 def _snapshots(changes: pa.RecordBatch) -> Mask:
     """Which changes are rows of a snapshot: `false` and null are streamed, all else is not."""
-    marks = _compute.fill_null(field_values(changes, _SNAPSHOT), "false")
+    marks = _compute.fill_null(field_values(changes, _SNAPSHOT).cast(pa.string()), "false")
     return _compute.not_equal(marks, "false").to_numpy(zero_copy_only=False)
 
 

@@ -24,10 +24,10 @@ class OrderingProfile(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def coordinates(self) -> pa.Schema:
-        """What it needs of the envelope: dotted paths, as `source.lsn`, all of them strings.
+    def coordinates(self) -> Sequence[str]:
+        """What it needs of the envelope: dotted paths, as `source.lsn`.
 
-        A JSON number is the text of its digits; what is null or absent is null.
+        They come as `Events.changes` has them; what is null or absent is null.
         """
 
     @abc.abstractmethod
@@ -65,15 +65,22 @@ class OrderingProfile(abc.ABC):
         """
 
 
-def unsigned(texts: Any) -> tuple[Unsigned, Mask]:
+def unsigned(values: Any) -> tuple[Unsigned, Mask]:
     """Unsigned 64-bit decimals as numbers.
 
     Args:
-        texts: Strings; nulls among them.
+        values: A coordinate; nulls among them.
 
     Returns:
         The numbers, and where they are right; a wrong one, and a null, is 0.
     """
+    if pa.types.is_integer(values.type):
+        numbers = _compute.fill_null(values, -1).to_numpy()
+        return np.maximum(numbers, 0).view(np.uint64), numbers >= 0
+    return _unsigned_texts(values)
+
+
+def _unsigned_texts(texts: Any) -> tuple[Unsigned, Mask]:
     right = _compute.ascii_is_decimal(texts)
     lengths = _compute.binary_length(texts)
     if _compute.any(_compute.starts_with(texts, "0")).as_py():

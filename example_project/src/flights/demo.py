@@ -75,7 +75,7 @@ def run(home: Path, port: int | None) -> int:
         os.environ.update(DAGSTER_HOME=str(workspace.parent), FLIGHTS_CHANGES=str(changes))
         bigquery = BigQueryResource(project=dg.EnvVar("GOOGLE_CLOUD_PROJECT").get_value())
         # With the page, the last day comes when somebody can see what the sensor makes of it.
-        days = WEEK if port is None else WEEK[:-1]
+        days = demo_bookings.DAYS if port is None else demo_bookings.DAYS[:-1]
         complete = load_week(bigquery)
         complete = replay_bookings(bigquery, changes, days) and complete
         if port is None or not complete:
@@ -161,9 +161,10 @@ def replay_bookings(bigquery: BigQueryResource, changes: Path, days: list[str]) 
 
 def last_day(page: str, changes: Path) -> None:
     """Let the changes of the last day come while the page is there."""
-    demo_bookings.feed(changes, WEEK[-1])
+    day = demo_bookings.DAYS[-1]
+    demo_bookings.feed(changes, day)
     print(
-        f"\nThe changes of {WEEK[-1]} have just come to {changes}: within seconds the sensor\n"
+        f"\nThe changes of {day} have just come to {changes}: within seconds the sensor\n"
         f"{page}/locations/flights/sensors/bookings_sensor launches a run that applies them."
     )
 

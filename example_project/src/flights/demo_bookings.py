@@ -15,7 +15,8 @@ from dagster_bq_connector import BigQueryResource
 from flights.defs import bookings
 from flights.defs.resources import RECORDED
 
-BEFORE = "2012-12-31"  # the file of what was there before the first day
+# A file for what was there before the first day, and one for each of a week.
+BEFORE, *DAYS = sorted(path.stem for path in RECORDED.glob("*.ndjson"))
 SHOWN = (50081, 50066)  # one booking is flown on the last day, the other is cancelled and deleted
 TABLES = ("bookings", "passengers")
 DAY_0 = date(1970, 1, 1)  # Debezium counts days from here
