@@ -16,7 +16,7 @@ from dagster_bq_connector.cdc.envelope.debezium_json import DebeziumJson
 from dagster_bq_connector.cdc.look import lost_entry
 from dagster_bq_connector.cdc.ordering.profile import OrderingProfile
 from dagster_bq_connector.cdc.source.source import Source
-from dagster_bq_connector.cdc.stream import Drained, Pace, Request, Worker
+from dagster_bq_connector.cdc.stream import Pace, Request, Worker
 from dagster_bq_connector.cdc.table import CdcTable, FailedRowPolicy
 from dagster_bq_connector.cdc.watermark import Watermark
 from dagster_bq_connector.cdc_sources import CdcSource
@@ -247,13 +247,16 @@ def cdc_assets(
     def run(
         context: dg.AssetExecutionContext, config: PlanConfig, **resources: Any
     ) -> Iterator[dg.MaterializeResult[Any]]:
-        connected = described.connect(resources)
-        drained = _drain(described, context, config, resources, connected)
-        keys = {spec.metadata[TABLE]: spec.key for spec in context.assets_def.specs}
-        for table, destination in tables.items():
-            ref = connected.resolve(destination.table)
-            metadata = drained_metadata(stream, table, ref, drained)
-            yield dg.MaterializeResult[Any](asset_key=keys[table], metadata=metadata)
+        worker = _worker(described, context, resources, described.connect(resources))
+        try:
+            _drain(worker, context, config)
+        except Exception:
+            if worker.done.plans:  # they stay, whatever became of the one after them
+                for key, metadata in _reports(context, worker):
+                    context.log_event(dg.AssetMaterialization(key, metadata=metadata))
+            raise
+        for key, metadata in _reports(context, worker):
+            yield dg.MaterializeResult[Any](asset_key=key, metadata=metadata)
 
     specs = [_spec(described, table, group_name) for table in tables]
     arguments = {"context": dg.AssetExecutionContext, "config": PlanConfig}
@@ -342,17 +345,14 @@ def _spec(stream: CdcStream, table: str, group_name: str | None) -> dg.AssetSpec
     )
 
 
-def _drain(
+def _worker(
     stream: CdcStream,
     context: dg.AssetExecutionContext,
-    config: PlanConfig,
     resources: Mapping[str, Any],
     connected: Connected,
-) -> Drained:
-    """Do the work of a run. What must not be tried again is said to Dagster."""
+) -> Worker:
     instance, run_id = context.instance, context.run.run_id
-    instance.add_run_tags(run_id, {STREAM: stream.name})  # a run by hand has no tag yet
-    worker = Worker(
+    return Worker(
         watermark=stream.watermark(connected, connected.deadline, create=True),
         source=stream.open_source(resources, connected, SOURCE_SECONDS),
         mode=stream.upsert(connected, run_id),
@@ -363,9 +363,26 @@ def _drain(
         progress=lambda what: Progress(what, log()),
         tables={name: connected.resolve(table.table) for name, table in stream.tables.items()},
     )
+
+
+def _drain(worker: Worker, context: dg.AssetExecutionContext, config: PlanConfig) -> None:
+    """Do the work of a run. What must not be tried again is said to Dagster."""
+    instance, run_id = context.instance, context.run.run_id
+    # A run by hand has no tag yet.
+    instance.add_run_tags(run_id, {STREAM: worker.watermark.stream})
     _refuse_lost_entry(context, worker.watermark)
     try:
-        return worker.drain(config.to_request())
+        worker.drain(config.to_request())
     except FINAL as error:
         instance.add_run_tags(run_id, NO_RUN_RETRIES)
         raise dg.Failure(str(error), allow_retries=False) from error
+
+
+def _reports(
+    context: dg.AssetExecutionContext, worker: Worker
+) -> Iterator[tuple[dg.AssetKey, dict[str, Any]]]:
+    """Of each asset its key, and what became of its table."""
+    stream = worker.watermark.stream
+    for spec in context.assets_def.specs:
+        table = spec.metadata[TABLE]
+        yield spec.key, drained_metadata(stream, table, worker.tables[table], worker.done)

@@ -30,6 +30,7 @@ from dagster_bq_connector.errors import (
     TableMismatchError,
 )
 from dagster_bq_connector.progress import Progress
+from dagster_bq_connector.table.ref import TableRef
 
 if TYPE_CHECKING:
     from dagster_bq_connector.cdc.apply.upsert import Applied
@@ -150,6 +151,7 @@ class Worker:
         progress: Opens the progress of a plan.
         now: The time.
         tables: The address of each table that changes go to, by the source's table.
+        done: What `drain` did, so far as it came.
     """
 
     watermark: Watermark
@@ -161,7 +163,8 @@ class Worker:
     tell: Callable[[str], object]
     progress: Callable[[str], Progress]
     now: Clock = utc_now
-    tables: Mapping[str, object] = field(default_factory=dict[str, object])
+    tables: Mapping[str, TableRef] = field(default_factory=dict[str, TableRef])
+    done: Drained = field(default_factory=Drained)
 
     def drain(self, request: Request | None = None) -> Drained:
         """Apply what there is, plan after plan, until the rest is not worth a run.
@@ -181,12 +184,11 @@ class Worker:
         seconds = self.pace.lease_seconds
         with Lease(self.watermark, self.run, seconds, self.is_over, self.tell) as lease:
             ends = time.monotonic() + self.pace.max_run_seconds
-            done = Drained(start=lease.state.position)
+            self.done = done = Drained(start=lease.state.position, stop=lease.state.position)
             plan = self._first(lease.state, request, done)
             while plan is not None:
                 self._apply(lease, plan, done)
                 plan = self._following(lease.state, done, ends)
-            done.stop = lease.state.position
         return done
 
     def _first(self, state: StreamState, request: Request | None, done: Drained) -> Plan | None:
@@ -254,6 +256,7 @@ class Worker:
         if lease.commit(plan, applied.state):
             done.plans.append(plan.id)
             done.applied.append(applied)
+        done.stop = lease.state.position
 
     def _refuse_other_tables(self, state: StreamState) -> None:
         """Refuse to put the rest of a stream's changes elsewhere than those before."""

@@ -2,7 +2,9 @@
 
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +21,7 @@ VARIABLES = (
 )
 
 
-def test_its_status_says_whether_a_row_is_missing(
+def test_what_it_says_of_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in VARIABLES:
@@ -27,25 +29,37 @@ def test_its_status_says_whether_a_row_is_missing(
     monkeypatch.setattr(demo, "WEEK", demo.WEEK[:1])
     monkeypatch.setattr(demo_bookings, "DAYS", demo_bookings.DAYS[:1])
     monkeypatch.setattr(sys, "argv", ["demo", "--no-ui", "--home", str(tmp_path)])
+    compare = demo.read_back
+
+    def lose_a_row_afterwards(reader: BigQueryReader) -> bool:
+        complete = compare(reader)
+        with reader.bigquery.get_client() as client:
+            client.query_and_wait("DELETE FROM flights.airlines WHERE carrier = 'HA'")
+        assert not compare(reader)
+        return complete
+
+    monkeypatch.setattr(demo, "read_back", lose_a_row_afterwards)
     assert demo.main() == 0
     said = capsys.readouterr().out
     assert "airlines: 16 rows went in, 16 came out: all read back" in said
+    assert "airlines: 16 rows went in, 15 came out: NOT what was read back" in said
     assert "bookings: 142 rows at the source, 142 here: all of them equal" in said
     assert re.search(r"2012-12-31 +140 +0  booked, seat 28A, \$253\.68 +booked, seat 19D", said)
     assert re.search(r"2013-01-01 +125 +2  booked, seat 13D, \$253\.68 +booked, seat 10C", said)
-    compare = demo.read_back
 
-    def lose_a_row(reader: BigQueryReader) -> bool:
-        assert compare(reader)
-        with reader.bigquery.get_client() as client:
-            client.query_and_wait("DELETE FROM flights.airlines WHERE carrier = 'HA'")
-        return compare(reader)
 
-    monkeypatch.setattr(demo, "read_back", lose_a_row)
+@pytest.mark.parametrize("missing", ["load_week", "replay_bookings"])
+def test_its_status_says_that_a_row_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+    local = SimpleNamespace(environment={"GOOGLE_CLOUD_PROJECT": "local-project"})
+    monkeypatch.setattr(demo, "LocalBigQuery", lambda data_dir: nullcontext(local))
+    monkeypatch.setattr(sys, "argv", ["demo", "--no-ui", "--home", str(tmp_path)])
+    for name in ("load_week", "replay_bookings"):
+        monkeypatch.setattr(demo, name, lambda *_, complete=name != missing: complete)
     assert demo.main() == 1
-    said = capsys.readouterr().out
-    assert "airlines: 16 rows went in, 16 came out: all read back" in said
-    assert "airlines: 16 rows went in, 15 came out: NOT what was read back" in said
 
 
 @pytest.mark.parametrize(

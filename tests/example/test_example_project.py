@@ -35,7 +35,7 @@ DAILY = ("flights", "delays_by_carrier", "delays_by_weather")
 APPENDED = ("late_flights", "load_log")
 REFERENCE = ("weather", "planes", "airports", "airlines")
 FOLLOWED = ("flights/bookings", "flights/passengers")
-MARCH = [str(date(2013, 3, 1) + timedelta(days=n)) for n in range(31)]
+MARCH = [str(date(2013, 3, 1) + timedelta(days=n)) for n in range(11)]  # to the summer time
 
 
 @pytest.fixture(autouse=True)
@@ -324,7 +324,7 @@ def test_delays_by_carrier_reads_its_columns_of_its_day_only(
     assert set(came["flight_date"].to_pylist()) == {date.fromisoformat(day)}
 
 
-def test_a_month_in_one_run_is_what_a_run_a_day_leaves(
+def test_days_in_one_run_are_what_a_run_a_day_leaves(
     reference: None,
     bigquery: BigQueryResource,
     reader: BigQueryReader,
@@ -332,7 +332,7 @@ def test_a_month_in_one_run_is_what_a_run_a_day_leaves(
     home: Path,
     environment: Mapping[str, str],
 ) -> None:
-    some = MARCH[:3]
+    some = MARCH[-2:]
     for day in some:
         assert run("daily", day, instance).success
     one_by_one = {table: contents(reader, table, some) for table in DAILY}

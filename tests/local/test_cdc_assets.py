@@ -152,6 +152,24 @@ def test_a_run_that_failed_is_tried_again_under_another_key(
     assert (first.run_key or "").replace(":0", ":1") == second.run_key
 
 
+def test_a_run_that_fails_shows_what_it_committed_before(
+    bigquery: BigQueryResource, instance: dg.DagsterInstance, changes: ChangeFiles, dataset: str
+) -> None:
+    deployment = Deployment(bigquery, changes, instance, stream(dataset, max_changes=2))
+    changes.put(("c", 1, "ann"), ("c", 2, "bob"))
+    changes.put_lines('{"topic": "shop.public.orders", "key": {"id": 3}, "value": 7}')
+    key = dg.AssetKey([dataset, "orders"])
+    for _ in range(2):  # the second one commits nothing
+        assert not deployment.materialize(raise_on_error=False).success
+    [record] = instance.fetch_materializations(key, limit=9).records
+    event = record.asset_materialization
+    assert event is not None
+    metadata = {name: value.value for name, value in event.metadata.items()}
+    assert (metadata["dagster_bq/upserts"], metadata["dagster_bq/plans"]) == (2, 1)
+    assert metadata["dagster_bq/stop"]["file"] == "000000.ndjson"
+    assert deployment.rows(f"{dataset}.orders") == [(1, "ann"), (2, "bob")]
+
+
 @pytest.mark.parametrize(
     ("status", "waits"),
     [
