@@ -62,8 +62,8 @@ def serve(options: dict[str, Any], announce: Announce, gone: threading.Event) ->
         gateway.backend_port = port
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         stack.callback(gateway.shutdown)
-        _configure(data, options["project"], port)
-        _extend(options)
+        engine = _configure(data, options["project"], port)
+        _extend(options, engine)
         storage_api = stack.enter_context(_storage_api())
         listener = socket.create_server((HOST, 0), backlog=128)  # takes calls from now on
         announce(
@@ -99,8 +99,12 @@ def _held(data: Path) -> Generator[None]:
         yield
 
 
-def _configure(data: Path, project: str, storage_port: int) -> None:
-    """Settle upstream's settings, and open its engine while this thread imports the rest."""
+def _configure(data: Path, project: str, storage_port: int) -> threading.Thread:
+    """Settle upstream's settings, and open its engine while this thread imports the rest.
+
+    Returns:
+        The thread that opens it. What fails there fails again for whoever uses the engine.
+    """
     from dagster_bq_connector.local.upstream import database, settings
 
     settings.data_dir = data / "bigquery"
@@ -114,11 +118,13 @@ def _configure(data: Path, project: str, storage_port: int) -> None:
         threads = max(1, (os.cpu_count() or 1) - 1)
         database.connection().execute(f"SET threads = {threads}")
 
-    threading.Thread(target=open_engine, daemon=True).start()
+    opening = threading.Thread(target=open_engine, daemon=True)
+    opening.start()
+    return opening
 
 
-def _extend(options: dict[str, Any]) -> None:
-    """Install every module. The engine must be configured before."""
+def _extend(options: dict[str, Any], engine: threading.Thread) -> None:
+    """Install every module, once the engine is open."""
     from dagster_bq_connector.local import (
         catalog,
         cdc,
@@ -134,6 +140,9 @@ def _extend(options: dict[str, Any]) -> None:
         streams,
     )
 
+    # No query may run while the number of threads is set: DuckDB would end the very thread that
+    # the query is on ("Resource deadlock avoided").
+    engine.join()
     refuse = options["refuse_streamed_tables"]
     catalog.install()
     faults.install(mask_missing_tables=options["mask_missing_tables"])

@@ -214,7 +214,8 @@ def fate_without_row(envelope: Any, topic: str) -> Fate | None:
 
 def texts(values: Sequence[Any]) -> pa.Array[Any]:
     """JSON scalars as the text that they had: numbers in digits, null where there is none."""
-    return scalars(values).cast(pa.string())
+    found = scalars(values)
+    return found if pa.types.is_string(found.type) else found.cast(pa.string())
 
 
 def scalars(values: Sequence[Any]) -> pa.Array[Any]:
