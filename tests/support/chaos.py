@@ -26,7 +26,7 @@ class Chaos:
     def __init__(self, whole: Whole, bigquery: LastingBigQuery, seed: int) -> None:
         self._whole, self._bigquery = whole, bigquery
         self._random = Random(seed)
-        self._names = 0
+        self._names = self._daemons = 0
         self._left: list[str] = []
         self._paused: list[threading.Timer] = []
         self.counts: Counter[str] = Counter()
@@ -110,7 +110,8 @@ class Chaos:
         """Those that follow may be of another mind about retries and launches."""
         deployment = self._whole.deployment
         deployment.kill_daemon()
-        retries, late = self._random.random() < 0.5, self._random.random() < 0.5
+        retries, late = self._daemons % 2 == 0, self._daemons % 4 < 2  # each beside each
+        self._daemons += 1
         deployment.configure(retries, late)
         self.counts["retries on" if retries else "retries off"] += 1
         self.counts["launches late" if late else "launches at once"] += 1
