@@ -15,6 +15,8 @@ from dagster_bq_connector.errors import LedgerError, StreamStoppedError
 # After a run that failed, the next one begins later each time.
 FIRST_PAUSE = timedelta(seconds=30)
 LONGEST_PAUSE = timedelta(hours=1)
+# As many runs of the last hour may have been launched, a lease apart, although none begins.
+PATIENCE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,8 @@ def look(watermark: Watermark, source: Source, pace: Pace, runs: Runs, had_plans
         if not pace.is_due(lag, watermark.now):
             return Seen(state, f"{reason}, which is not worth a run yet", lag)
         plan = state.plan_to(stop, pace.max_changes)
-    for run in runs.live():
-        if (text := _in_flight(run, now, lease)) is not None:
-            return Seen(state, text, lag)
+    if (text := _in_flight(runs.live(), now, lease)) is not None:
+        return Seen(state, text, lag)
     tried = runs.tried(state)
     if (again := _again(state, tried, now)) is not None and again > now:
         failure = f": {state.failure.reason}" if state.failure else ""
@@ -127,13 +128,25 @@ def _waiting(lag: Lag) -> str:
     return f"{lag.changes:,} messages wait{since}"
 
 
-def _in_flight(run: LaunchedRun, now: datetime, lease: float) -> str | None:
-    """Why a run is waited for. One that was started and does not hold the stream may be dead."""
-    if run.phase == "queued":
-        return f"run {run.id} is queued"
-    if (now - run.since).total_seconds() < lease:
-        return f"run {run.id} is {'being started' if run.phase == 'starting' else 'beginning'}"
-    return None
+def _in_flight(live: Sequence[LaunchedRun], now: datetime, lease: float) -> str | None:
+    """Why runs are waited for that do not hold the stream.
+
+    One that was started may be dead, so that another is launched after a lease; and later each
+    time, for where no run begins they would only become more.
+    """
+    for run in live:
+        if run.phase == "queued":
+            return f"run {run.id} is queued"
+        if (now - run.since).total_seconds() < lease:
+            return f"run {run.id} is {'being started' if run.phase == 'starting' else 'beginning'}"
+    hour = now - LONGEST_PAUSE
+    newest = [run.since for run in live if run.phase == "starting" and run.since > hour]
+    if len(newest) <= PATIENCE:
+        return None
+    pause = min(LONGEST_PAUSE, timedelta(seconds=lease * 2 ** (len(newest) - PATIENCE)))
+    if (again := max(newest) + pause) <= now:
+        return None
+    return f"{len(newest)} runs do not begin, the next is launched at {again:%H:%M:%S} UTC"
 
 
 def _again(state: StreamState, tried: Tried, now: datetime) -> datetime | None:

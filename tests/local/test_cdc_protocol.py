@@ -44,6 +44,35 @@ def planned(numbers: Numbers) -> Plan:
     return seen.plan
 
 
+@pytest.mark.parametrize(
+    ("minutes", "said"),
+    [
+        ([90, 80, 70, 65, 2], None),  # the old ones are dead for good, and no reason to wait
+        ([4, 3, 2], None),  # the lease is a minute
+        ([5, 4, 3, 1.5], "4 runs do not begin, the next is launched at "),
+        ([6, 5, 4, 2.5], None),
+        ([9, 8, 7, 5, 3.5], "5 runs do not begin"),
+        ([59, 58, 57, 56, 50, 45, 40, 35, 30, 25, 20, 15, 10, 9, 8], "15 runs do not begin"),
+    ],
+)
+def test_runs_that_do_not_begin_are_launched_ever_later(
+    numbers: Numbers, minutes: list[float], said: str | None
+) -> None:
+    numbers.put(1)
+    now = utc_now()
+    live = [
+        LaunchedRun(str(index), "starting", now - timedelta(minutes=ago))
+        for index, ago in enumerate(minutes)
+    ]
+    pace = dataclasses.replace(numbers.pace, lease_seconds=60.0)
+    runs = dataclasses.replace(NO_RUNS, live=lambda: live)
+    seen = look(numbers.watermark, numbers.source, pace, runs, 0)
+    assert bool(seen.plan) is (said is None), seen.reason
+    assert said is None or seen.reason.startswith(said)
+    live = [dataclasses.replace(run, phase="running") for run in live]  # they began, and are dead
+    assert look(numbers.watermark, numbers.source, pace, runs, 0).plan
+
+
 class Died(BaseException):
     """The process ends here: nothing is done any more."""
 
