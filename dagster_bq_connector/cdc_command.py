@@ -84,8 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     skip = _command(commands, "skip", _skip, "pass over the next messages, which are shown")
     skip.add_argument("--messages", type=int, default=1, metavar="N", help="how many; 1 if not set")
     _command(commands, "acknowledge", _acknowledge, "let a stream that was stopped go on")
-    _command(commands, "redrive", _redrive, "apply the dead letters of a stream again")
-    for name in ("reset", "skip", "acknowledge"):
+    again = _command(commands, "redrive", _redrive, "apply the dead letters of a stream again")
+    again.add_argument("--drop", action="store_true", help="delete those that fail again")
+    for name in ("reset", "skip", "acknowledge", "redrive"):
         commands.choices[name].add_argument("--yes", action="store_true", help="do not ask")
     return parser
 
@@ -321,10 +322,16 @@ def _agreed(options: argparse.Namespace) -> bool:
 def _redrive(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
     name = opened.stream.name
+    if options.drop:
+        print(f"Dead letters of stream {name!r} that fail again are in no table then.")
+        if not _agreed(options):
+            return DECLINED
     upsert = opened.stream.upsert(opened.connected, f"redrive {uuid.uuid4().hex[:8]}")
     with Progress(f"Dead letters of {name}") as progress:
-        done = redrive(upsert, progress)
-    print(f"{done.applied} dead letter(s) were applied; {done.failed} failed again and stay.")
+        done = redrive(upsert, progress, drop=options.drop)
+    left = done.failed - done.dropped
+    dropped = f"{done.dropped} failed again and are deleted; " if options.drop else ""
+    print(f"{done.applied} dead letter(s) were applied; {dropped}{left} failed again and stay.")
     for event in done.failed_events:
         print(f"  {event}")
-    return FAILED if done.failed else DONE
+    return FAILED if left else DONE

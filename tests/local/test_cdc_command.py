@@ -190,8 +190,15 @@ def test_redrive_applies_dead_letters_again(
     assert dg.materialize([kept], resources=definitions.resources).success
     done = run("redrive", "kept")
     assert done.code == 1
-    assert "0 dead letter(s) were applied; 1 failed again" in done.out
+    assert "0 dead letter(s) were applied; 1 failed again and stay." in done.out
     assert "line 1" in done.out
+    assert run("redrive", "kept", "--drop", answer="").code == 3
+    assert run("redrive", "kept").code == 1  # it is still there
+    done = run("redrive", "kept", "--drop", answer="y\n")
+    assert done.code == 0
+    assert "1 failed again and are deleted; 0 failed again and stay." in done.out
+    assert "line 1" in done.out
+    assert "0 dead letter(s) were applied; 0 failed again" in run("redrive", "kept").out
 
 
 def test_what_is_not_there_is_named(run: Run, changes: ChangeFiles, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def letters(bigquery: BigQueryResource, table: str, columns: str) -> list[tuple[
     return rows(bigquery, table, columns)
 
 
-def redriven(applying: Upsert) -> tuple[int, int]:
+def redriven(applying: Upsert, drop: bool = False) -> tuple[int, int]:
     with Progress("again", lambda _: None) as progress:
-        done = redrive(applying, progress)
+        done = redrive(applying, progress, drop=drop)
     return done.applied, done.failed
 
 
@@ -309,6 +309,9 @@ def test_dead_letters_are_applied_again_once_they_are_mended(
     assert rows(bigquery, table) == expected
     assert letters(bigquery, kept, "source") == [("shop.public.orders[0]@4",)]
     assert redriven(upsert(bigquery, tables, **policy)) == (0, 1)
+    assert redriven(upsert(bigquery, tables, **policy), drop=True) == (0, 1)
+    assert letters(bigquery, kept, "source") == []
+    assert rows(bigquery, table) == expected
     other = Upsert(**vars_of(upsert(bigquery, tables, **policy)) | {"stream": "another"})
     assert redriven(other) == (0, 0)  # their letters are not those of this stream
 
@@ -342,7 +345,7 @@ def test_a_parked_table_lets_the_others_go_on(bigquery: BigQueryResource, datase
     assert rows(bigquery, table) == [(7, 7, "good")]
     where = "source_table, reason, key"
     assert letters(bigquery, kept, where) == [("public.items", "parked", b'{"id":9}')]
-    assert redriven(upsert(bigquery, orders(table) | items, **policy)) == (0, 1)
+    assert redriven(upsert(bigquery, orders(table) | items, **policy), drop=True) == (0, 1)
     assert redriven(upsert(bigquery, orders(table), **policy)) == (0, 1)
     [(source, reason, _)] = letters(bigquery, kept, where)
     assert (source, reason[:28]) == ("public.items", "the stream names no table fo")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from google.cloud import bigquery
 
 from dagster_bq_connector.cdc.apply.batches import put_together
-from dagster_bq_connector.cdc.apply.failures import Letters, sources
+from dagster_bq_connector.cdc.apply.failures import PARKED, Letters, sources
 from dagster_bq_connector.cdc.apply.upsert import Plan, Upsert
 from dagster_bq_connector.cdc.event import FILE, MESSAGES
 from dagster_bq_connector.errors import ConfigurationError, TableNotFoundError, explain
@@ -23,6 +23,7 @@ from dagster_bq_connector.table.literals import table_sql
 from dagster_bq_connector.table.ref import TableRef
 
 _compute: Any = pc  # its stubs know a part of what it takes
+Kept: TypeAlias = "tuple[Any, Any]"  # sources and reasons of letters that were kept
 
 
 @dataclass
@@ -31,17 +32,22 @@ class Redriven:
 
     Attributes:
         applied: How many were applied, or had been replaced by a later one, and are gone.
-        failed: How many failed again, and stay with their new reasons.
-        failed_events: The first ten of those, for people.
+        failed: How many failed again. They stay with their new reasons, unless they were dropped.
+        dropped: How many of those are gone nevertheless.
+        failed_events: The first ten of those that failed, for people.
     """
 
     applied: int = 0
     failed: int = 0
+    dropped: int = 0
     failed_events: list[str] = field(default_factory=list[str])
 
 
 def redrive(
-    upsert: Upsert, progress: Progress, check: Callable[[], None] = lambda: None
+    upsert: Upsert,
+    progress: Progress,
+    check: Callable[[], None] = lambda: None,
+    drop: bool = False,
 ) -> Redriven:
     """Apply the dead letters of a stream again, and delete those that were applied.
 
@@ -52,6 +58,7 @@ def redrive(
         upsert: Applies the stream's changes, and has the table of dead letters.
         progress: Counts acknowledged rows.
         check: Called before each batch; what it raises ends it.
+        drop: Delete what fails again, too. What belongs to a parked table stays.
 
     Raises:
         ConfigurationError: The stream keeps no dead letters.
@@ -73,12 +80,13 @@ def redrive(
             plan.take(plan.events(batch))
         applied = plan.settle()
         gone = _without(read, letters.kept)
-        _remove(letters, gone)
+        dropped = _failed(letters.kept) if drop else gone[:0]
+        _remove(letters, pa.concat_arrays([gone, dropped]))
         plan.close()
     except BaseException:
         plan.abandon()
         raise
-    return Redriven(len(gone), applied.failed, applied.failed_events)
+    return Redriven(len(gone), applied.failed, len(dropped), applied.failed_events)
 
 
 def _remove(letters: Letters, gone: pa.Array[Any]) -> None:
@@ -87,11 +95,17 @@ def _remove(letters: Letters, gone: pa.Array[Any]) -> None:
         letters.settle()
 
 
-def _without(read: list[pa.Array[Any]], kept: list[pa.Array[Any]]) -> pa.Array[Any]:
+def _without(read: list[pa.Array[Any]], kept: Sequence[Kept]) -> pa.Array[Any]:
     """The sources of letters that were read and not kept again."""
     names: Any = pa.chunked_array(read, pa.string()).combine_chunks()
-    again = _compute.is_in(names, value_set=pa.chunked_array(kept, pa.string()).combine_chunks())
-    return names.filter(_compute.invert(again))
+    again = pa.chunked_array([named for named, _ in kept], pa.string()).combine_chunks()
+    return names.filter(_compute.invert(_compute.is_in(names, value_set=again)))
+
+
+def _failed(kept: Sequence[Kept]) -> pa.Array[Any]:
+    """The sources of letters that were tried, and kept again."""
+    tried = [named.filter(_compute.not_equal(reasons, PARKED)) for named, reasons in kept]
+    return pa.chunked_array(tried, pa.string()).combine_chunks()
 
 
 def _messages(upsert: Upsert, ref: TableRef) -> Iterator[pa.RecordBatch]:
