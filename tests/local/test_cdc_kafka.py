@@ -404,6 +404,20 @@ def test_a_broker_without_the_security_that_is_asked_for(shared: KafkaBroker) ->
         kafka.head()
 
 
+def test_an_answer_that_is_too_large_is_told(shared: KafkaBroker) -> None:
+    """A broker that heeds no limit: the client ends the connection, and all that it waits for."""
+    topic = shared.create()
+    shared.produce(topic, [b"x" * 1_000] * 100)
+    limits = {"message.max.bytes": 1_000, "fetch.max.bytes": 1_000}
+    settings = {name: str(value) for name, value in limits.items()}
+    settings["receive.message.max.bytes"] = "20000"
+    kafka = source(shared, topic, settings=settings, deadline=3)
+    stop = planned(kafka)
+    for action in (lambda: kafka.lag(None), lambda: read(kafka, None, stop)):
+        with pytest.raises(UnreachableError, match=r"Last report: .*receive\.message\.max\.bytes"):
+            action()
+
+
 def test_a_broker_that_falls_silent_is_told_within_the_deadline(
     own: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

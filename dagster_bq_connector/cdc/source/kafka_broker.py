@@ -251,6 +251,7 @@ class Broker:
             codes._ALL_BROKERS_DOWN,
             codes._RESOLVE,
             codes._SSL,  # a server that stops in a handshake, too
+            codes._BAD_MSG,  # an answer that was cut off
             codes._NOENT,  # a partition without a leader for now
             codes._WAIT_CACHE,
             codes.LEADER_NOT_AVAILABLE,
@@ -382,7 +383,8 @@ class Broker:
     def _report(self, error: Any) -> None:
         """Keep what a client tells beside its answers."""
         codes = self.library.KafkaError
-        self._said = error.str()
+        if not self._said or error.code() != codes._ALL_BROKERS_DOWN:  # which follows its cause
+            self._said = error.str()
         if error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED):
             self._denial = error.str()
 
