@@ -247,13 +247,13 @@ def cdc_assets(
     def run(
         context: dg.AssetExecutionContext, config: PlanConfig, **resources: Any
     ) -> Iterator[dg.MaterializeResult[Any]]:
+        # A run by hand has no tag yet.
+        context.instance.add_run_tags(context.run.run_id, {STREAM: stream})
         worker = _worker(described, context, resources, described.connect(resources))
         try:
             _drain(worker, context, config)
-        except Exception:
-            if worker.done.plans:  # they stay, whatever became of the one after them
-                for key, metadata in _reports(context, worker):
-                    context.log_event(dg.AssetMaterialization(key, metadata=metadata))
+        except BaseException:
+            _observe(context, worker)
             raise
         for key, metadata in _reports(context, worker):
             yield dg.MaterializeResult[Any](asset_key=key, metadata=metadata)
@@ -294,9 +294,14 @@ def _refuse_lost_entry(context: dg.AssetExecutionContext, watermark: Watermark) 
         return
     for key in context.selected_asset_keys:
         event = context.instance.get_latest_materialization_event(key)
-        found = event.asset_materialization if event else None
-        if found is not None and (stop := found.metadata.get(STOP)) is not None and stop.value:
-            raise lost_entry(watermark, f"a run has shown the position {json.dumps(stop.value)}")
+        observed = context.instance.fetch_observations(key, limit=1).records
+        for found in (
+            event.asset_materialization if event else None,
+            observed[0].asset_observation if observed else None,
+        ):
+            if found is not None and (stop := found.metadata.get(STOP)) is not None and stop.value:
+                shown = json.dumps(stop.value)
+                raise lost_entry(watermark, f"a run has shown the position {shown}")
 
 
 def _check(stream: CdcStream, apply: str) -> None:
@@ -367,15 +372,23 @@ def _worker(
 
 def _drain(worker: Worker, context: dg.AssetExecutionContext, config: PlanConfig) -> None:
     """Do the work of a run. What must not be tried again is said to Dagster."""
-    instance, run_id = context.instance, context.run.run_id
-    # A run by hand has no tag yet.
-    instance.add_run_tags(run_id, {STREAM: worker.watermark.stream})
     _refuse_lost_entry(context, worker.watermark)
     try:
         worker.drain(config.to_request())
     except FINAL as error:
-        instance.add_run_tags(run_id, NO_RUN_RETRIES)
+        context.instance.add_run_tags(context.run.run_id, NO_RUN_RETRIES)
         raise dg.Failure(str(error), allow_retries=False) from error
+
+
+def _observe(context: dg.AssetExecutionContext, worker: Worker) -> None:
+    """Show what a run that fails has committed before, beside the assets that have failed."""
+    if not worker.done.plans:
+        return
+    try:
+        for key, metadata in _reports(context, worker):
+            context.log_event(dg.AssetObservation(key, metadata=metadata))
+    except Exception as error:  # noqa: BLE001  # what the run fails for is told
+        context.log.warning(f"What the run committed cannot be shown: {error}")
 
 
 def _reports(

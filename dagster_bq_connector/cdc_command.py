@@ -322,16 +322,25 @@ def _agreed(options: argparse.Namespace) -> bool:
 def _redrive(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
     name = opened.stream.name
-    if options.drop:
-        print(f"Dead letters of stream {name!r} that fail again are in no table then.")
-        if not _agreed(options):
-            return DECLINED
     upsert = opened.stream.upsert(opened.connected, f"redrive {uuid.uuid4().hex[:8]}")
+
+    def may_drop(count: int, events: Sequence[str]) -> bool:
+        if not options.drop:
+            return False
+        _print_events(events)
+        print(f"{count} dead letter(s) are to be deleted: what they change is in no table then.")
+        return _agreed(options)
+
     with Progress(f"Dead letters of {name}") as progress:
-        done = redrive(upsert, progress, drop=options.drop)
+        done = redrive(upsert, progress, may_drop=may_drop)
     left = done.failed - done.dropped
-    dropped = f"{done.dropped} failed again and are deleted; " if options.drop else ""
+    dropped = f"{done.dropped} failed again and are deleted; " if done.dropped else ""
     print(f"{done.applied} dead letter(s) were applied; {dropped}{left} failed again and stay.")
-    for event in done.failed_events:
-        print(f"  {event}")
+    if left and not options.drop:
+        _print_events(done.failed_events)
     return FAILED if left else DONE
+
+
+def _print_events(events: Sequence[str]) -> None:
+    for event in events:
+        print(f"  {event}")

@@ -15,8 +15,10 @@ from dagster_bq_connector.errors import LedgerError, StreamStoppedError
 # After a run that failed, the next one begins later each time.
 FIRST_PAUSE = timedelta(seconds=30)
 LONGEST_PAUSE = timedelta(hours=1)
-# As many runs of the last hour may have been launched, a lease apart, although none begins.
+# As many runs are launched a lease apart although none begins.
 PATIENCE = 3
+# Runs that were launched before are forgotten: there may always be some that nobody ended.
+MEMORY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def look(watermark: Watermark, source: Source, pace: Pace, runs: Runs, had_plans
         if not pace.is_due(lag, watermark.now):
             return Seen(state, f"{reason}, which is not worth a run yet", lag)
         plan = state.plan_to(stop, pace.max_changes)
-    if (text := _in_flight(runs.live(), now, lease)) is not None:
+    if (text := _in_flight(runs.live(), state.moved, now, lease)) is not None:
         return Seen(state, text, lag)
     tried = runs.tried(state)
     if (again := _again(state, tried, now)) is not None and again > now:
@@ -128,22 +130,31 @@ def _waiting(lag: Lag) -> str:
     return f"{lag.changes:,} messages wait{since}"
 
 
-def _in_flight(live: Sequence[LaunchedRun], now: datetime, lease: float) -> str | None:
+def _in_flight(
+    live: Sequence[LaunchedRun], moved: datetime | None, now: datetime, lease: float
+) -> str | None:
     """Why runs are waited for that do not hold the stream.
 
     One that was started may be dead, so that another is launched after a lease; and later each
     time, for where no run begins they would only become more.
+
+    Args:
+        live: The runs.
+        moved: When the stream got where it stands; runs that were launched before do not count.
+        now: The time.
+        lease: Seconds.
     """
     for run in live:
         if run.phase == "queued":
             return f"run {run.id} is queued"
         if (now - run.since).total_seconds() < lease:
             return f"run {run.id} is {'being started' if run.phase == 'starting' else 'beginning'}"
-    hour = now - LONGEST_PAUSE
-    newest = [run.since for run in live if run.phase == "starting" and run.since > hour]
+    after = max(now - MEMORY, moved or now - MEMORY)
+    newest = [run.since for run in live if run.phase == "starting" and run.since > after]
     if len(newest) <= PATIENCE:
         return None
-    pause = min(LONGEST_PAUSE, timedelta(seconds=lease * 2 ** (len(newest) - PATIENCE)))
+    doubled = timedelta(seconds=lease * 2 ** min(len(newest) - PATIENCE, 12))
+    pause = min(LONGEST_PAUSE, doubled)
     if (again := max(newest) + pause) <= now:
         return None
     return f"{len(newest)} runs do not begin, the next is launched at {again:%H:%M:%S} UTC"

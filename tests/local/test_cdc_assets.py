@@ -161,13 +161,19 @@ def test_a_run_that_fails_shows_what_it_committed_before(
     key = dg.AssetKey([dataset, "orders"])
     for _ in range(2):  # the second one commits nothing
         assert not deployment.materialize(raise_on_error=False).success
-    [record] = instance.fetch_materializations(key, limit=9).records
-    event = record.asset_materialization
+    assert instance.fetch_materializations(key, limit=9).records == []  # for it has failed
+    [record] = instance.fetch_observations(key, limit=9).records
+    event = record.asset_observation
     assert event is not None
     metadata = {name: value.value for name, value in event.metadata.items()}
     assert (metadata["dagster_bq/upserts"], metadata["dagster_bq/plans"]) == (2, 1)
     assert metadata["dagster_bq/stop"]["file"] == "000000.ndjson"
     assert deployment.rows(f"{dataset}.orders") == [(1, "ann"), (2, "bob")]
+    ledger = ledger_at(bigquery, dataset)
+    for entry in ledger.entries():
+        ledger.delete(entry)
+    with pytest.raises(LedgerError, match="a run has shown the position"):
+        deployment.materialize()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dagster_bq_connector import BigQueryResource
@@ -44,32 +45,41 @@ def planned(numbers: Numbers) -> Plan:
     return seen.plan
 
 
-@pytest.mark.parametrize(
-    ("minutes", "said"),
-    [
-        ([90, 80, 70, 65, 2], None),  # the old ones are dead for good, and no reason to wait
-        ([4, 3, 2], None),  # the lease is a minute
-        ([5, 4, 3, 1.5], "4 runs do not begin, the next is launched at "),
-        ([6, 5, 4, 2.5], None),
-        ([9, 8, 7, 5, 3.5], "5 runs do not begin"),
-        ([59, 58, 57, 56, 50, 45, 40, 35, 30, 25, 20, 15, 10, 9, 8], "15 runs do not begin"),
-    ],
-)
-def test_runs_that_do_not_begin_are_launched_ever_later(
-    numbers: Numbers, minutes: list[float], said: str | None
-) -> None:
-    numbers.put(1)
-    now = utc_now()
-    live = [
-        LaunchedRun(str(index), "starting", now - timedelta(minutes=ago))
-        for index, ago in enumerate(minutes)
-    ]
-    pace = dataclasses.replace(numbers.pace, lease_seconds=60.0)
+def launches(numbers: Numbers, lease: float, hours: int, phase: Any) -> list[float]:
+    """When runs are launched of which none begins; in minutes."""
+    now = begin = utc_now()
+    live: list[LaunchedRun] = []
+    watermark = numbers.watermark
+    pace = dataclasses.replace(numbers.pace, lease_seconds=lease)
     runs = dataclasses.replace(NO_RUNS, live=lambda: live)
+    watermark.now = lambda: now
+    while now < begin + timedelta(hours=hours):
+        if look(watermark, numbers.source, pace, runs, 0).plan:
+            live.append(LaunchedRun(str(len(live)), phase, now))
+        now += timedelta(seconds=30)
+    return [(run.since - begin).total_seconds() / 60 for run in live]
+
+
+def test_runs_that_do_not_begin_are_launched_ever_later(numbers: Numbers) -> None:
+    numbers.put(1)
+    found = launches(numbers, lease=60, hours=30, phase="starting")
+    assert found[:8] == [0, 1, 2, 3, 5, 9, 17, 33]
+    gaps = np.diff(found[10:])
+    assert (gaps == 60).all(), gaps
+    # Those that began and were not heard of are dead: each lease one may take their place.
+    assert launches(numbers, lease=60, hours=1, phase="running") == list(range(60))
+
+
+def test_runs_of_before_are_no_reason_to_wait(numbers: Numbers) -> None:
+    numbers.put(250)
+    now = utc_now()
+    live = [LaunchedRun(str(n), "starting", now - timedelta(minutes=n + 1)) for n in range(9)]
+    runs = dataclasses.replace(NO_RUNS, live=lambda: live)
+    pace = dataclasses.replace(numbers.pace, lease_seconds=60.0)
     seen = look(numbers.watermark, numbers.source, pace, runs, 0)
-    assert bool(seen.plan) is (said is None), seen.reason
-    assert said is None or seen.reason.startswith(said)
-    live = [dataclasses.replace(run, phase="running") for run in live]  # they began, and are dead
+    assert seen.reason.startswith("9 runs do not begin, the next is launched at ")
+    die(numbers, pytest.MonkeyPatch(), at=150)  # one plan is committed
+    numbers.watermark.change(lambda state: dataclasses.replace(state, holder=None))
     assert look(numbers.watermark, numbers.source, pace, runs, 0).plan
 
 

@@ -144,8 +144,8 @@ class Letters:
 
     Attributes:
         ref: Its address.
-        kept: The `source`s of what was kept and the reasons, in batches, if somebody wants to know:
-            None when not.
+        kept: What was kept, in batches, if somebody wants to know: None when not. Of each letter
+            its `source`, its `source_table` and its reason.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Letters:
         self._connection, self._stream, self._run_id = connection, stream, run_id
         self._progress = progress
         self._appender: ChangeAppender | None = None
-        self.kept: list[tuple[pa.Array[Any], pa.Array[Any]]] | None = None
+        self.kept: list[tuple[Any, Any, Any]] | None = None
 
     def keep(self, messages: pa.RecordBatch, tables: Any, columns: Any, reasons: Any) -> None:
         """Write dead letters.
@@ -178,7 +178,7 @@ class Letters:
         name = None if file is None else file.decode(errors="replace")
         named = sources(messages)
         if self.kept is not None:
-            self.kept.append((named, reasons))
+            self.kept.append((named, tables, reasons))
         self._add(
             [
                 pa.repeat(self._stream, count),

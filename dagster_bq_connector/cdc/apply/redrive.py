@@ -14,8 +14,13 @@ from google.cloud import bigquery
 from dagster_bq_connector.cdc.apply.batches import put_together
 from dagster_bq_connector.cdc.apply.failures import PARKED, Letters, sources
 from dagster_bq_connector.cdc.apply.upsert import Plan, Upsert
-from dagster_bq_connector.cdc.event import FILE, MESSAGES
-from dagster_bq_connector.errors import ConfigurationError, TableNotFoundError, explain
+from dagster_bq_connector.cdc.event import FATES, FILE, MESSAGES, Fate
+from dagster_bq_connector.errors import (
+    ConfigurationError,
+    FailedEventsError,
+    TableNotFoundError,
+    explain,
+)
 from dagster_bq_connector.progress import Progress
 from dagster_bq_connector.retry import rest_options
 from dagster_bq_connector.table.admin import REST_ERRORS
@@ -23,7 +28,9 @@ from dagster_bq_connector.table.literals import table_sql
 from dagster_bq_connector.table.ref import TableRef
 
 _compute: Any = pc  # its stubs know a part of what it takes
-Kept: TypeAlias = "tuple[Any, Any]"  # sources and reasons of letters that were kept
+Kept: TypeAlias = "tuple[Any, Any, Any]"  # as `Letters.kept`
+MayDrop: TypeAlias = Callable[[int, Sequence[str]], bool]
+_TRIED = [FATES.index(Fate.change), FATES.index(Fate.failed)]
 
 
 @dataclass
@@ -32,7 +39,8 @@ class Redriven:
 
     Attributes:
         applied: How many were applied, or had been replaced by a later one, and are gone.
-        failed: How many failed again. They stay with their new reasons, unless they were dropped.
+        failed: How many failed again, belong to parked tables or change no row. They stay, unless
+            they were dropped.
         dropped: How many of those are gone nevertheless.
         failed_events: The first ten of those that failed, for people.
     """
@@ -47,7 +55,7 @@ def redrive(
     upsert: Upsert,
     progress: Progress,
     check: Callable[[], None] = lambda: None,
-    drop: bool = False,
+    may_drop: MayDrop = lambda count, events: False,
 ) -> Redriven:
     """Apply the dead letters of a stream again, and delete those that were applied.
 
@@ -58,7 +66,9 @@ def redrive(
         upsert: Applies the stream's changes, and has the table of dead letters.
         progress: Counts acknowledged rows.
         check: Called before each batch; what it raises ends it.
-        drop: Delete what fails again, too. What belongs to a parked table stays.
+        may_drop: Whether those that failed again are deleted, too; it is told how many they are,
+            and the first ten of all that failed. What belongs to a table that is parked, or that
+            the stream does not name, stays anyway.
 
     Raises:
         ConfigurationError: The stream keeps no dead letters.
@@ -72,21 +82,32 @@ def redrive(
             f"{upsert.failed_rows!r}."
         )
     read: list[pa.Array[Any]] = []
+    passed: list[pa.Array[Any]] = []
+    done = Redriven()
     letters.kept = []
     try:
         for batch in put_together(_messages(upsert, letters.ref)):
             check()
-            read.append(sources(batch))
-            plan.take(plan.events(batch))
+            events = plan.events(batch)
+            tried = np.isin(events.fates, _TRIED)
+            named = sources(batch)
+            read.append(named.filter(pa.array(tried)))
+            passed.append(named.filter(pa.array(~tried)))
+            plan.take(events)
         applied = plan.settle()
         gone = _without(read, letters.kept)
-        dropped = _failed(letters.kept) if drop else gone[:0]
-        _remove(letters, pa.concat_arrays([gone, dropped]))
+        failed = _joined([*passed, *_failed(letters.kept, list(upsert.tables))])
+        done.failed = applied.failed + sum(map(len, passed))
+        done.failed_events = [*applied.failed_events, *_useless(passed)][: FailedEventsError.SHOWN]
+        if not (len(failed) and may_drop(len(failed), done.failed_events)):
+            failed = failed[:0]
+        _remove(letters, pa.concat_arrays([gone, failed]))
         plan.close()
     except BaseException:
         plan.abandon()
         raise
-    return Redriven(len(gone), applied.failed, len(dropped), applied.failed_events)
+    done.applied, done.dropped = len(gone), len(failed)
+    return done
 
 
 def _remove(letters: Letters, gone: pa.Array[Any]) -> None:
@@ -97,15 +118,26 @@ def _remove(letters: Letters, gone: pa.Array[Any]) -> None:
 
 def _without(read: list[pa.Array[Any]], kept: Sequence[Kept]) -> pa.Array[Any]:
     """The sources of letters that were read and not kept again."""
-    names: Any = pa.chunked_array(read, pa.string()).combine_chunks()
-    again = pa.chunked_array([named for named, _ in kept], pa.string()).combine_chunks()
+    names, again = _joined(read), _joined([named for named, _, _ in kept])
     return names.filter(_compute.invert(_compute.is_in(names, value_set=again)))
 
 
-def _failed(kept: Sequence[Kept]) -> pa.Array[Any]:
-    """The sources of letters that were tried, and kept again."""
-    tried = [named.filter(_compute.not_equal(reasons, PARKED)) for named, reasons in kept]
-    return pa.chunked_array(tried, pa.string()).combine_chunks()
+def _failed(kept: Sequence[Kept], tables: Sequence[str]) -> Iterator[pa.Array[Any]]:
+    """The sources of letters that were kept again although their changes could be tried."""
+    known = pa.array([*tables, None], pa.string())
+    for named, its_tables, reasons in kept:
+        tried = _compute.not_equal(reasons, PARKED)
+        yield named.filter(_compute.and_(tried, _compute.is_in(its_tables, value_set=known)))
+
+
+def _useless(passed: Sequence[pa.Array[Any]]) -> list[str]:
+    """What is said of letters that are no changes when they stand alone."""
+    names = _joined(passed)[: FailedEventsError.SHOWN].to_pylist()
+    return [f"{name}: the message alone changes no row: only --drop ends it" for name in names]
+
+
+def _joined(parts: Sequence[pa.Array[Any]]) -> Any:
+    return pa.chunked_array(parts, pa.string()).combine_chunks()
 
 
 def _messages(upsert: Upsert, ref: TableRef) -> Iterator[pa.RecordBatch]:

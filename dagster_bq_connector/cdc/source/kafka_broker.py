@@ -265,7 +265,7 @@ class Broker:
             codes.GROUP_AUTHORIZATION_FAILED,  # no group is used
         )
         if code in waits or error.retriable():
-            self._said = error.str()
+            self._said = self._said or error.str()
             return None
         return RefusedError(f"Kafka: {subject!r}: {error.str()} ({error.name()})")
 

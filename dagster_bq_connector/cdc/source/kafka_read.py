@@ -14,7 +14,7 @@ from dagster_bq_connector.cdc.event import MESSAGES
 from dagster_bq_connector.cdc.source.kafka_broker import Broker
 from dagster_bq_connector.cdc.source.kafka_offsets import Offsets, Partition
 from dagster_bq_connector.cdc.source.source import BATCH_BYTES, BATCH_ROWS
-from dagster_bq_connector.errors import ChangesLostError
+from dagster_bq_connector.errors import ChangesLostError, ConnectorError, RefusedError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -131,7 +131,7 @@ class RangeReader:
                 "read expired or was deleted meanwhile. Nothing was skipped: the next plan tells "
                 "what is left."
             )
-        elif explained := self._broker.explain(error, topic or "a topic"):
+        elif explained := _explained(self._broker, message):
             raise explained
 
     def _pause(self, consumer: Consumer, ended: np.ndarray) -> None:
@@ -160,6 +160,19 @@ class RangeReader:
             batch = batch.filter(pa.array(wanted))
         if batch.num_rows:
             yield batch
+
+
+def _explained(broker: Broker, message: Message) -> ConnectorError | None:
+    """What comes in place of a message as an error of ours; None when waiting may help."""
+    error: Any = message.error()
+    topic = message.topic()
+    if topic and error.code() == broker.library.KafkaError._BAD_MSG:
+        return RefusedError(
+            f"{topic}[{message.partition()}]@{message.offset()}: the message is damaged: "
+            f"{error.str()}. Nothing was skipped. Restore it, or pass over it: python -m "
+            "dagster_bq_connector.cdc skip"
+        )
+    return broker.explain(error, topic or "a topic")
 
 
 def assign(broker: Broker, consumer: Consumer, begin: Mapping[Partition, int]) -> None:
@@ -193,7 +206,7 @@ def first_times(broker: Broker, consumer: Consumer, begin: Offsets) -> list[int]
                 if partition in waiting and message.timestamp()[1] > 0:
                     times.append(message.timestamp()[1])
             elif error.code() != codes._PARTITION_EOF:
-                if explained := broker.explain(error, partition[0]):
+                if explained := _explained(broker, message):
                     raise explained
                 continue
             if partition in waiting:
