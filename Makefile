@@ -3,8 +3,9 @@ PYTHON := .venv/bin/python
 PORT ?= 3000
 UI ?= 1
 SECONDS ?= 60
-# Tests that use the local BigQuery start it themselves; two workers are what two cores carry.
-WORKERS ?= 2
+# Tests that use the local BigQuery start it themselves, and wait for it, so that two cores carry
+# three workers.
+WORKERS ?= 3
 export GRPC_VERBOSITY ?= NONE
 
 .PHONY: setup demo demo-debezium test soak check docs bench test-gcp format constraints clean

@@ -115,7 +115,7 @@ def look(watermark: Watermark, source: Source, pace: Pace, runs: Runs, had_plans
         if not pace.is_due(lag, watermark.now):
             return Seen(state, f"{reason}, which is not worth a run yet", lag)
         plan = state.plan_to(stop, pace.max_changes)
-    if (text := _in_flight(runs.live(), state.moved, now, lease)) is not None:
+    if (text := in_flight(runs.live(), state.moved, now, lease)) is not None:
         return Seen(state, text, lag)
     tried = runs.tried(state)
     if (again := _again(state, tried, now)) is not None and again > now:
@@ -130,7 +130,7 @@ def _waiting(lag: Lag) -> str:
     return f"{lag.changes:,} messages wait{since}"
 
 
-def _in_flight(
+def in_flight(
     live: Sequence[LaunchedRun], moved: datetime | None, now: datetime, lease: float
 ) -> str | None:
     """Why runs are waited for that do not hold the stream.
