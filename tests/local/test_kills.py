@@ -195,7 +195,7 @@ def ids(write: tuple[str, str, str]) -> str:
 def test_killed_at_any_step(case: Case, attempts: Attempts, tmp_path: Path) -> None:
     named = steps_of(case, attempts, tmp_path)
     case.prepare(range(2, 2 + len(named)))
-    for point in strikes(case, named, "killed", every=7):
+    for point in strikes(case, named, "killed", every=10):
         number, step = 2 + point, named[point]
         assert attempts.run(case.order(number, die=point)) == -9, step
         assert case.may_be_seen(number), f"half a write, {step}"
@@ -228,7 +228,7 @@ def test_the_default_stream_loses_nothing(case: Case, attempts: Attempts, tmp_pa
     """At least once: rows of an attempt that was killed may be there twice, and none is lost."""
     named = steps_of(case, attempts, tmp_path)
     case.prepare(range(2, 2 + len(named)))
-    for point in strikes(case, named, "killed", every=7):
+    for point in strikes(case, named, "killed", every=10):
         number, step = 2 + point, named[point]
         assert attempts.run(case.order(number, die=point)) == -9, step
         assert attempts.run(case.order(number, batch=17)) == 0, step
