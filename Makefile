@@ -38,7 +38,7 @@ format: setup
 soak: setup ## The long proofs at full counts; writes tests/SOAK.md
 	SOAK=1 SOAK_REQUESTS=20000 $(PYTHON) -m pytest tests/soak tests/daemon \
 		tests/local/test_kills.py tests/local/test_cdc_kills.py tests/local/test_cdc_chain_source.py \
-		tests/local/test_termination.py tests/local/test_every_type.py \
+		tests/local/test_cdc_chain_tables.py tests/local/test_termination.py tests/local/test_every_type.py \
 		tests/local/test_io_manager_grid.py
 
 bench: setup ## Ratios measured in one run, printed

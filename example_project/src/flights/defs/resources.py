@@ -46,5 +46,7 @@ def resources() -> dg.Definitions:
             "late_writer": once,
             "log_writer": stream,
             "changes": changes(),
-        }
+        },
+        # On a laptop: a process for each step would take longer than most of its steps.
+        executor=dg.in_process_executor,
     )
