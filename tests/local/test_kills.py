@@ -204,7 +204,7 @@ def test_killed_at_any_step(case: Case, attempts: Attempts, tmp_path: Path) -> N
         assert case.numbers(number) == case.after(number), step
 
 
-@pytest.mark.parametrize("case", WRITES if SOAK else WRITES[::2], ids=ids, indirect=True)
+@pytest.mark.parametrize("case", WRITES, ids=ids, indirect=True)
 def test_two_attempts_at_once(case: Case, attempts: Attempts, tmp_path: Path) -> None:
     """The first one stops at a step, goes on when the second one is done, and does no harm."""
     named = steps_of(case, attempts, tmp_path)
