@@ -294,14 +294,12 @@ def _refuse_lost_entry(context: dg.AssetExecutionContext, watermark: Watermark) 
         return
     for key in context.selected_asset_keys:
         event = context.instance.get_latest_materialization_event(key)
-        observed = context.instance.fetch_observations(key, limit=1).records
-        for found in (
-            event.asset_materialization if event else None,
-            observed[0].asset_observation if observed else None,
-        ):
+        shown = [event.asset_materialization if event else None]
+        records = context.instance.fetch_observations(key, limit=1).records
+        for found in [*shown, *(record.asset_observation for record in records)]:
             if found is not None and (stop := found.metadata.get(STOP)) is not None and stop.value:
-                shown = json.dumps(stop.value)
-                raise lost_entry(watermark, f"a run has shown the position {shown}")
+                where = json.dumps(stop.value)
+                raise lost_entry(watermark, f"a run has shown the position {where}")
 
 
 def _check(stream: CdcStream, apply: str) -> None:

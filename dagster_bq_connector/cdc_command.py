@@ -323,13 +323,15 @@ def _redrive(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     [opened] = streams
     name = opened.stream.name
     upsert = opened.stream.upsert(opened.connected, f"redrive {uuid.uuid4().hex[:8]}")
+    answers: list[bool] = []
 
     def may_drop(count: int, events: Sequence[str]) -> bool:
         if not options.drop:
             return False
         _print_events(events)
         print(f"{count} dead letter(s) are to be deleted: what they change is in no table then.")
-        return _agreed(options)
+        answers.append(_agreed(options))
+        return answers[-1]
 
     with Progress(f"Dead letters of {name}") as progress:
         done = redrive(upsert, progress, may_drop=may_drop)
@@ -338,7 +340,7 @@ def _redrive(streams: Sequence[Opened], options: argparse.Namespace) -> int:
     print(f"{done.applied} dead letter(s) were applied; {dropped}{left} failed again and stay.")
     if left and not options.drop:
         _print_events(done.failed_events)
-    return FAILED if left else DONE
+    return DECLINED if answers == [False] else FAILED if left else DONE
 
 
 def _print_events(events: Sequence[str]) -> None:

@@ -352,35 +352,39 @@ def test_keys_that_resources_cannot_have_here_are_told(keys: dict[str, str]) -> 
         stream("d", **keys)
 
 
-def test_two_deployments_with_one_name_and_ledger_are_told(
-    bigquery: BigQueryResource, changes: ChangeFiles, dataset: str
-) -> None:
-    """Each would take a part of the changes, without a word."""
+@pytest.fixture
+def begun(bigquery: BigQueryResource, changes: ChangeFiles, dataset: str) -> Deployment:
+    """A deployment whose stream has applied one change."""
     instance = dg.DagsterInstance.ephemeral()
     deployment = Deployment(bigquery, changes, instance, stream(dataset))
     changes.put(("c", 1, "ann"))
     deployment.materialize()
+    return deployment
+
+
+def test_two_deployments_with_one_name_and_ledger_are_told(
+    begun: Deployment, changes: ChangeFiles, dataset: str
+) -> None:
+    """Each would take a part of the changes, without a word."""
     changes.put(("c", 2, "bob"))
     laptop = {"public.orders": CdcTable(f"{dataset}.of_a_laptop", schema=COLUMNS)}
-    other = Deployment(bigquery, changes, instance, stream(dataset, tables=laptop))
+    laptops = stream(dataset, tables=laptop)
+    other = Deployment(begun.bigquery, changes, begun.instance, laptops)
     with pytest.raises(dg.Failure, match=r"another table than .*of_a_laptop so far"):
         other.materialize()
-    deployment.materialize()
-    assert deployment.rows(f"{dataset}.orders") == [(1, "ann"), (2, "bob")]
+    begun.materialize()
+    assert begun.rows(f"{dataset}.orders") == [(1, "ann"), (2, "bob")]
 
 
 def test_a_stream_that_gets_another_table_goes_on(
-    bigquery: BigQueryResource, changes: ChangeFiles, dataset: str
+    begun: Deployment, changes: ChangeFiles, dataset: str
 ) -> None:
-    instance = dg.DagsterInstance.ephemeral()
-    deployment = Deployment(bigquery, changes, instance, stream(dataset))
-    changes.put(("c", 1, "ann"))
-    deployment.materialize()
     tables = {
         f"public.{name}": CdcTable(f"{dataset}.{name}", schema=COLUMNS)
         for name in ("orders", "customers")
     }
     changes.table = "customers"
     changes.put(("c", 7, "eve"))
-    Deployment(bigquery, changes, instance, stream(dataset, tables=tables)).materialize()
-    assert deployment.rows(f"{dataset}.customers") == [(7, "eve")]
+    more = stream(dataset, tables=tables)
+    Deployment(begun.bigquery, changes, begun.instance, more).materialize()
+    assert begun.rows(f"{dataset}.customers") == [(7, "eve")]

@@ -193,7 +193,7 @@ def test_redrive_applies_dead_letters_again(
     assert "0 dead letter(s) were applied; 1 failed again and stay." in done.out
     assert "line 1" in done.out
     done = run("redrive", "kept", "--drop", answer="n\n")
-    assert done.code == 1
+    assert done.code == 3
     assert "line 1" in done.out
     assert "1 dead letter(s) are to be deleted" in done.out
     assert "0 dead letter(s) were applied; 1 failed again and stay." in done.out

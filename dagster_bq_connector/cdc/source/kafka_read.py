@@ -169,8 +169,8 @@ def _explained(broker: Broker, message: Message) -> ConnectorError | None:
     if topic and error.code() == broker.library.KafkaError._BAD_MSG:
         return RefusedError(
             f"{topic}[{message.partition()}]@{message.offset()}: the message is damaged: "
-            f"{error.str()}. Nothing was skipped. Restore it, or pass over it: python -m "
-            "dagster_bq_connector.cdc skip"
+            f"{error.str()}. Nothing was skipped. Restore it, or give the stream the position "
+            "after it: python -m dagster_bq_connector.cdc reset STREAM --position JSON"
         )
     return broker.explain(error, topic or "a topic")
 
